@@ -99,7 +99,8 @@ def _each_once(faults: list[Fault]) -> list[Fault]:
 
 def _in_order(faults: list[Fault], cfg: Config) -> list[Fault]:
     """Faults in the order of the keys; that of a missing key beside its neighbours."""
-    order = {path: index for index, (path, _) in enumerate(walk(cfg))}
+    paths = [path for path, _ in walk(cfg)]
+    order = {path: index for index, path in enumerate(paths)}
 
     def position(fault: Fault) -> int:
         path = fault.where

@@ -66,13 +66,23 @@ def find_pattern_value_faults(context: ValidationContext) -> Iterator[Fault]:
             is_whole = isinstance(rank, int) and not isinstance(rank, bool)
             if not is_whole or rank not in RANK:
                 where = f"peft.rank_pattern.{module}"
-                yield Fault(where, short_text(rank), f"a whole number, {RANK}", "=8")
+                yield Fault(
+                    where=where,
+                    found=short_text(rank),
+                    expected=f"a whole number, {RANK}",
+                    fix="=8",
+                )
     scales = peft.get("alpha_pattern")
     if isinstance(scales, Mapping):
         for module, alpha in scales.items():
             if not is_plain_number(alpha) or alpha not in POSITIVE:
                 where = f"peft.alpha_pattern.{module}"
-                yield Fault(where, short_text(alpha), f"a number {POSITIVE}", "=16")
+                yield Fault(
+                    where=where,
+                    found=short_text(alpha),
+                    expected=f"a number {POSITIVE}",
+                    fix="=16",
+                )
 
 
 def find_useless_adapter_faults(context: ValidationContext) -> Iterator[Fault]:
@@ -80,17 +90,37 @@ def find_useless_adapter_faults(context: ValidationContext) -> Iterator[Fault]:
     peft = context.mapping("peft")
     if peft.get("inference_mode") is True:
         found = "true: nothing of the adapter would train"
-        yield Fault("peft.inference_mode", found, "false", "=false")
+        yield Fault(
+            where="peft.inference_mode",
+            found=found,
+            expected="false",
+            fix="=false",
+        )
     start = peft.get("init_lora_weights")
     if start is False:
         found = "false: its random weights would change the model before the first step"
-        yield Fault("peft.init_lora_weights", found, "a start that changes nothing", "=true")
+        yield Fault(
+            where="peft.init_lora_weights",
+            found=found,
+            expected="a start that changes nothing",
+            fix="=true",
+        )
     if start == "eva":
         found = "eva, a start that is computed from rows, which is not done here"
-        yield Fault("peft.init_lora_weights", found, "another start", "=pissa")
+        yield Fault(
+            where="peft.init_lora_weights",
+            found=found,
+            expected="another start",
+            fix="=pissa",
+        )
     if peft.get("target_modules") == []:
         found = "[]: no layer would get an adapter"
-        yield Fault("peft.target_modules", found, "layers", "=all-linear")
+        yield Fault(
+            where="peft.target_modules",
+            found=found,
+            expected="layers",
+            fix="=all-linear",
+        )
 
 
 def find_adapter_kind_faults(context: ValidationContext) -> Iterator[Fault]:

@@ -235,5 +235,10 @@ def _to_fault(cfg: Config, path: str, value: object, danger: str) -> Fault:
     is_key = re.fullmatch(r"[\w-]+(\.[\w-]+)*", where)
     if is_key and typed_value is not None and not isinstance(typed_value, dict):
         fix = f"{to_override(where, typed_value)}  (if you trust where it leads)"
-    found = f"{last_key(where)}: {short_text(value)} {danger}, and was not typed"
-    return Fault(where, found, "such a key on the command line only", fix)
+    setting = f"{last_key(where)}: {short_text(value)}"
+    return Fault(
+        where=where,
+        found=f"{setting} {danger}, and was not typed",
+        expected="such a key on the command line only",
+        fix=fix,
+    )

@@ -221,7 +221,7 @@ def _find_unread_in_adapter(
                 expected=f"peft.{decider} in addition",
                 fix=leave_out,
             )
-    elif str(current).lower() not in [name.lower() for name in condition.values]:
+    elif str(current).lower() not in map(str.lower, condition.values):
         shown = "its default" if current is UNKNOWN else short_text(current)
         yield Fault(
             where=where,

@@ -56,7 +56,9 @@ def is_outside(path: object) -> bool:
     """True for a path that leads out of the folder from which it goes."""
     if not isinstance(path, str):
         return False
-    return path.startswith(("/", "~")) or ".." in path.split("/") or "://" in path
+    if path.startswith(("/", "~")) or "://" in path:
+        return True
+    return ".." in path.split("/")
 
 
 def leaves_the_run(store: object) -> bool:

@@ -76,7 +76,12 @@ def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
                 if key in OTHER_VALUES:
                     fix += f", or {where}={OTHER_VALUES[key]}"
                 found = f"{value} needs {needed.library}, which is not installed"
-                yield Fault(where, found, f"the package {needed.library}", fix)
+                yield Fault(
+                    where=where,
+                    found=found,
+                    expected=f"the package {needed.library}",
+                    fix=fix,
+                )
         if key == "_target_":
             yield from _find_absent_modules(where, str(value))
 
@@ -116,4 +121,9 @@ def find_unset_variables(cfg: Config) -> Iterator[Fault]:
             found = f"{tracker}, but {needed} is not set"
             expected = f"{needed} set, as {tracker} requires"
             fix = f"export {needed}=..., or tracker.report_to=none"
-            yield Fault("tracker.report_to", found, expected, fix)
+            yield Fault(
+                where="tracker.report_to",
+                found=found,
+                expected=expected,
+                fix=fix,
+            )

@@ -35,7 +35,14 @@ def find_device_faults(composed: Composed, elsewhere: bool) -> Iterator[Fault]:
         if trainer.get("needs_gpu"):
             found = "it needs a GPU"
             fix = "a machine that has one"
-            lacking.append(Fault("trainer", found, "a CUDA GPU", fix))
+            lacking.append(
+                Fault(
+                    where="trainer",
+                    found=found,
+                    expected="a CUDA GPU",
+                    fix=fix,
+                )
+            )
     yield from lacking or find_lone_faults(args, processes_of(composed.cfg))
 
 
@@ -126,7 +133,12 @@ def find_root_faults(roots: Iterable[object]) -> Iterator[Fault]:
         if not nearest.is_dir() or not _takes_files(nearest):
             kind = "not writable for you" if nearest.is_dir() else "a file"
             found = f"{display_path(nearest)} is {kind}"
-            yield Fault("output_root", found, "a folder", "=<a folder that you may write>")
+            yield Fault(
+                where="output_root",
+                found=found,
+                expected="a folder",
+                fix="=<a folder that you may write>",
+            )
 
 
 def _takes_files(folder: Path) -> bool:

@@ -45,7 +45,12 @@ def _find_form_faults(cfg: Config, menu: Mapping[str, Sequence[str]]) -> Iterato
         likeliest = best_guess(str(form), TRAINER_FORMS, "<one of them>")
         if becomes:
             likeliest = next(iter(becomes))
-        yield Fault("trainer.form", str(form), ", ".join(TRAINER_FORMS), f"={likeliest}")
+        yield Fault(
+            where="trainer.form",
+            found=str(form),
+            expected=", ".join(TRAINER_FORMS),
+            fix=f"={likeliest}",
+        )
         return
     if fits(rows.get("form"), form):
         return
@@ -87,7 +92,12 @@ def _find_held_out_faults(cfg: Config) -> Iterator[Fault]:
     objective = str(cfg.get("objective") or "")
     if objective.startswith("eval_"):
         found = f"{objective}, but no rows are held out"
-        yield Fault("objective", found, "held-out rows", "=loss")
+        yield Fault(
+            where="objective",
+            found=found,
+            expected="held-out rows",
+            fix="=loss",
+        )
 
 
 def find_metric_faults(cfg: Config) -> Iterator[Fault]:
@@ -119,7 +129,12 @@ def _find_faults_of_metric(
     if f"_{name}".endswith((*CLOCK, "_time")) or name in upstream.FIGURES:
         found = f"the name {name}, under which the trainer logs a figure of its own"
         fix = f"metric.<name>._target_={node['_target_']}"
-        yield Fault(where, found, "another name", fix)
+        yield Fault(
+            where=where,
+            found=found,
+            expected="another name",
+            fix=fix,
+        )
     unknown_sets = _find_unknown_sets(node, rows)
     if gives_scores and (is_sampled or arguments & {"log_probs", "logits", "labels"}):
         judged = "completions" if is_sampled else "a model's predictions of tokens"
@@ -172,7 +187,9 @@ def _find_callback_faults(cfg: Config) -> Iterator[Fault]:
     for name, node in named(callbacks, "callback").items():
         where = "callback" if node is callbacks else f"callback.{name}"
         signature = read_signature(node["_target_"])
-        needed = set(signature.required) - set(node) if signature else set()
+        needed: set[str] = set()
+        if signature:
+            needed = set(signature.required) - set(node)
         if node["_target_"] == "trl.BEMACallback" and not is_whole_model:
             yield Fault(
                 where=where,

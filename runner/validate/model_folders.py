@@ -52,7 +52,12 @@ def find_model_folder_faults(
     template = cfg["trainer"]["args"].get("chat_template_path")
     if _is_template_file(template) and not Path(template).is_file():
         found = f"there is no file {template}"
-        yield Fault(TEMPLATE, found, "a template, or a tokenizer's folder", "=<file>")
+        yield Fault(
+            where=TEMPLATE,
+            found=found,
+            expected="a template, or a tokenizer's folder",
+            fix="=<file>",
+        )
     tolerate = cfg.get("tolerate") or {}
     for where, model in _list_loaded_models(cfg).items():
         if not isinstance(model.path, str) or _is_planned(model.path, planned):
@@ -142,7 +147,12 @@ def _find_faults_of_settings(cfg: Config) -> Iterator[Fault]:
     vocabulary = read_vocab_size(model)
     if isinstance(stop, int) and isinstance(vocabulary, int) and stop >= vocabulary:
         where = "trainer.args.stop_token_id"
-        yield Fault(where, str(stop), f"a token: below {vocabulary}", f"{where}=null")
+        yield Fault(
+            where=where,
+            found=str(stop),
+            expected=f"a token: below {vocabulary}",
+            fix=f"{where}=null",
+        )
     if upstream.samples_by_library(trainer["_target_"], fields) and not args.get("use_vllm"):
         yield from find_stop_faults(model)
 

@@ -148,7 +148,9 @@ def _find_in_vain(
     group = upstream.FROM_GROUP.get(key)
     if group in context.groups:
         options = context.options(group)
-        fix = f"{group}={options[0]}" if options else f"{group}._target_=<module.name>"
+        fix = f"{group}._target_=<module.name>"
+        if options:
+            fix = f"{group}={options[0]}"
         yield Fault(
             where=path,
             found="a part that the runner serves",

@@ -76,7 +76,18 @@ def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
     reason = _describe_loss_of(trainer)
     if loss and kind:
         yield from _find_arguments_not_given(loss, context.signature(loss), kind, trainer.name)
-        yield from _find_overruled(context)
+        # The settings of TRL's own loss, which a loss of the user's replaces.
+        args = context.args
+        overruled = [name for name, off in upstream.OWN_LOSS.items() if args.get(name, off) != off]
+        if args.get("loss_type", "nll") not in upstream.PLAIN_LOSS_TYPES:
+            overruled.append("loss_type")
+        for name in overruled:
+            yield Fault(
+                where=f"trainer.args.{name}",
+                found=f"{short_text(args[name])}, which has no effect with a loss",
+                expected="one of the two",
+                fix=f"leave {name} out, or loss=none",
+            )
     elif loss and "compute_loss_func" not in trainer.parameters:
         yield _unusable("loss", trainer.name, reason, tuple(GIVES))
     if weight and kind in WEIGHED:
@@ -92,21 +103,6 @@ def _describe_loss_of(trainer: Signature) -> str:
     if "teacher_model" in trainer.parameters:
         return "its loss is the distance to a teacher"
     return "it computes its loss in its own way"
-
-
-def _find_overruled(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for each setting of TRL's own loss, which a loss of the user's replaces."""
-    args = context.args
-    overruled = [name for name, off in upstream.OWN_LOSS.items() if args.get(name, off) != off]
-    if args.get("loss_type", "nll") not in upstream.PLAIN_LOSS_TYPES:
-        overruled.append("loss_type")
-    for name in overruled:
-        yield Fault(
-            where=f"trainer.args.{name}",
-            found=f"{short_text(args[name])}, which has no effect with a loss",
-            expected="one of the two",
-            fix=f"leave {name} out, or loss=none",
-        )
 
 
 def _find_beside_weights(context: ValidationContext) -> Iterator[Fault]:
@@ -137,7 +133,12 @@ def _find_beside_weights(context: ValidationContext) -> Iterator[Fault]:
         )
     if args.get("packing") and context.mapping("dataset").get("streaming"):
         found = "streamed rows that are packed"
-        yield Fault("weight", found, "rows on disk", "dataset.streaming=false")
+        yield Fault(
+            where="weight",
+            found=found,
+            expected="rows on disk",
+            fix="dataset.streaming=false",
+        )
 
 
 def _unusable(group: str, trainer: str, reason: str, kinds: Sequence[str]) -> Fault:
@@ -148,9 +149,16 @@ def _unusable(group: str, trainer: str, reason: str, kinds: Sequence[str]) -> Fa
         config = read_signature(node["args"]["_target_"])
         kind = upstream.loss_interface(read_signature(node["_target_"]), config)
         trainers.setdefault(kind, []).append(name)
-    able = [name for kind in kinds for name in trainers.get(kind, ())]
+    able: list[str] = []
+    for kind in kinds:
+        able += trainers.get(kind, ())
     expected = f"one of these trainers: {', '.join(able)}"
-    return Fault(group, f"set, but {trainer} takes none: {reason}", expected, "=none")
+    return Fault(
+        where=group,
+        found=f"set, but {trainer} takes none: {reason}",
+        expected=expected,
+        fix="=none",
+    )
 
 
 def _find_arguments_not_given(
@@ -162,13 +170,23 @@ def _find_arguments_not_given(
     gives = [*GIVES[kind], *ALSO_GIVES.get(kind, ())]
     if "Module" in signature.lineage and kind != "tokens":
         found = f"{signature.name} takes logits and targets"
-        yield Fault("loss", found, shortened(GIVES[kind]), "trainer=sft")
+        yield Fault(
+            where="loss",
+            found=found,
+            expected=shortened(GIVES[kind]),
+            fix="trainer=sft",
+        )
     if signature.lineage:
         return  # a class: its signature is not that by which its instances are called
     needed = NEEDS.get(kind)
     if needed and needed.name not in signature.parameters and not signature.is_open:
         found = f"{signature.name} does not ask for {needed.name}"
-        yield Fault("loss", found, f"a loss of {needed.stands_for}", "loss=none")
+        yield Fault(
+            where="loss",
+            found=found,
+            expected=f"a loss of {needed.stands_for}",
+            fix="loss=none",
+        )
     for name in signature.required:
         if name in gives or name in loss:
             continue

@@ -125,7 +125,12 @@ def find_weighting_faults(context: ValidationContext) -> Iterator[Fault]:
         if where == "reward":
             fix = f"reward.{next(iter(entries))}.weight=1"
         found = f"{short_text(values)}: nothing would be learnt from them"
-        yield Fault(where, found, "a weight that is not 0", fix)
+        yield Fault(
+            where=where,
+            found=found,
+            expected="a weight that is not 0",
+            fix=fix,
+        )
 
 
 def _list_rewards(context: ValidationContext) -> list[str]:
@@ -142,7 +147,8 @@ def _list_rewards(context: ValidationContext) -> list[str]:
             break
     options = context.options("reward")
     first = [name for name in suitable if name in options]
-    return first + [name for name in options if name not in suitable]
+    further = [name for name in options if name not in suitable]
+    return first + further
 
 
 def _detect_form(context: ValidationContext, path: str) -> str | None:

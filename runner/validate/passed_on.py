@@ -79,11 +79,17 @@ def _unknown_key(where: str, key: str, value: object, parameters: Mapping[str, P
     similar = best_guess(key, parameters)
     if similar:
         expected = similar
-        fix = f"{to_override(f'{where}.{similar}', value)} in place of {key}"
+        word = to_override(f"{where}.{similar}", value)
+        fix = f"{word} in place of {key}"
     else:
         expected = f"one of {shortened(sorted(parameters))}" if parameters else "none"
         fix = f"leave {path} out"
-    return Fault(where=path, found="no such key", expected=expected, fix=fix)
+    return Fault(
+        where=path,
+        found="no such key",
+        expected=expected,
+        fix=fix,
+    )
 
 
 def find_generation_faults(context: ValidationContext) -> Iterator[Fault]:
@@ -176,7 +182,11 @@ def _find_faults_of_schedule(
     values: dict[str, object] = {}
     for argument, parameter in parameters.items():
         values[argument] = arguments.get(argument, parameter.default)
-    for text in _list_refusals(signature, values):
+    method = "__init__" if signature.lineage else ""
+    unknown = dict.fromkeys(upstream.GIVEN_TO_SCHEDULES, UNKNOWN)
+    refusals = find_refusals(signature.target, method, values | unknown)
+    for refusal in refusals:
+        text = refusal.text.partition(". ")[0].replace("`", "")
         yield Fault(
             where=SCHEDULE,
             found=f"{name}: {text}",
@@ -197,7 +207,9 @@ def _find_bound_faults(
         if not 0 < bound < value:
             continue
         # What fits any bound, in its unit: a number of steps stays a whole number.
-        tenth = max(1, bound // 10) if isinstance(bound, int) else bound / 10
+        tenth = bound / 10
+        if isinstance(bound, int):
+            tenth = max(1, bound // 10)
         path = f"{SCHEDULE}.{name}"
         yield Fault(
             where=path,
@@ -205,14 +217,6 @@ def _find_bound_faults(
             expected=f"at most {field}",
             fix=to_override(path, tenth),
         )
-
-
-def _list_refusals(signature: Signature, values: dict[str, object]) -> list[str]:
-    """The first sentence of each error that a schedule would raise for these arguments."""
-    method = "__init__" if signature.lineage else ""
-    unknown = dict.fromkeys(upstream.GIVEN_TO_SCHEDULES, UNKNOWN)
-    refusals = find_refusals(signature.target, method, values | unknown)
-    return [refusal.text.partition(". ")[0].replace("`", "") for refusal in refusals]
 
 
 def find_optimizer_argument_faults(context: ValidationContext) -> Iterator[Fault]:

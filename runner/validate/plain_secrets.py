@@ -53,7 +53,8 @@ def _describe_secret(path: str, value: str | int) -> str:
         variable = holder_of(text)
         if variable:
             return f"holds the value of ${variable}, which looks like a secret"
-    is_named = SECRET_KEY.search(key.lower()) or (path.startswith(VARIABLE) and names_secret(key))
+    is_secret_variable = path.startswith(VARIABLE) and names_secret(key)
+    is_named = is_secret_variable or SECRET_KEY.search(key.lower())
     is_long = is_text or len(text) >= MIN_DIGITS_OF_SECRET
     if (is_named and is_long) or _logs_in(key.lower(), text):
         return f"{key} looks like a secret"

@@ -106,7 +106,9 @@ def is_sending_mode(mode: object) -> bool:
 
 # --- Tables ---------------------------------------------------------------------------------------
 def _risk(danger: str, is_risky: Callable[[Any], bool], *keys: str) -> Risk:
-    return Risk(re.compile(rf"(?:.*\.)?(?:{'|'.join(keys)})"), is_risky, danger)
+    any_key = "|".join(keys)
+    pattern = re.compile(rf"(?:.*\.)?(?:{any_key})")
+    return Risk(pattern, is_risky, danger)
 
 
 RISKS = [

@@ -70,7 +70,12 @@ def _find_faults_of_reward(path: str, node: Node, columns: Set[str]) -> Iterator
         usable = columns - {"prompt"}
         likeliest = next(iter(usable)) if len(usable) == 1 else "<column>"
         found = f"the rows have no column {column}"
-        yield Fault(f"{path}.column", found, f"one of {listed}", f"={likeliest}")
+        yield Fault(
+            where=f"{path}.column",
+            found=found,
+            expected=f"one of {listed}",
+            fix=f"={likeliest}",
+        )
 
 
 def _listed(columns: Set[str]) -> str:

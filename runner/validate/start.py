@@ -60,12 +60,15 @@ def check_ahead(jobs: Sequence[Sequence[Composed]], *, elsewhere: bool = False) 
 
     GPUs may be ``elsewhere``, with a launcher that starts the runs on other machines.
     """
-    runs = [composed for stages in jobs for composed in stages]
+    runs: list[Composed] = []
+    for stages in jobs:
+        runs += stages
     worlds: list[Fault] = []
     for composed in runs:
         worlds += find_other_worlds(composed)
     ConfigError.refuse(worlds)
-    machines = max((composed.machines for composed in runs), default=1)
+    machine_counts = [composed.machines for composed in runs]
+    machines = max(machine_counts, default=1)
     EnvironmentFault.refuse(find_variable_faults(machines))
 
     unfinished: dict[Path, Composed] = {}

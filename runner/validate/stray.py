@@ -250,7 +250,9 @@ def _describe_words(path: str, value: object, words: Node, why: str) -> str:
     if last == path:
         description = "the option that takes it"
     else:
-        equivalent = last if words[last] == value else as_typed({last: words[last]})
+        equivalent = last
+        if words[last] != value:
+            equivalent = as_typed({last: words[last]})
         description = f"`{last_key(path)}` is {equivalent} here"
     return f"{description}: {why}" if why else description
 
@@ -289,8 +291,10 @@ def _likeliest(key: str, names: list[str], places: list[str]) -> list[str]:
     """The names that a stray key may mean, or the places whose last word looks more like it."""
     if not names or not places:
         return names or places
-    is_place_likelier = likeness(key, last_key(places[0])) > likeness(key, names[0])
-    return places if is_place_likelier else names
+    likeness_of_place = likeness(key, last_key(places[0]))
+    if likeness_of_place > likeness(key, names[0]):
+        return places
+    return names
 
 
 def _find_near_places(context: ValidationContext, key: str) -> list[str]:

@@ -56,7 +56,12 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
     owner, _, last = path.rpartition(".")
     where = owner if last.isdigit() else f"{path}._target_"  # a list is typed as a whole
     if not isinstance(target, str) or len(target) > MAX_LETTERS:
-        return Fault(where, short_text(target), "a dotted name", "=<module.name>")
+        return Fault(
+            where=where,
+            found=short_text(target),
+            expected="a dotted name",
+            fix="=<module.name>",
+        )
     unreadable = _find_unreadable(where, target)
     if unreadable:
         return unreadable
@@ -64,7 +69,12 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
     if package not in source.LIBRARY_PACKAGES:  # for these the tables need not be read
         for meaning in find_meanings(package, target):
             if meaning.final and meaning.why:
-                return Fault(where, target, meaning.why, "trainer=reward")
+                return Fault(
+                    where=where,
+                    found=target,
+                    expected=meaning.why,
+                    fix="trainer=reward",
+                )
     definition = source.find_definition(target)
     is_launcher = path == "launcher"
     if isinstance(definition, source.Definition):
@@ -72,11 +82,21 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
     similar = _find_similar(target, allow, is_launcher)
     if definition is not None:
         expected = similar or "a name in it"
-        return Fault(where, f"{target} is a module", expected, f"={similar or '<module.name>'}")
+        return Fault(
+            where=where,
+            found=f"{target} is a module",
+            expected=expected,
+            fix=f"={similar or '<module.name>'}",
+        )
     if source.find_module(package) is None:
         return _find_missing_package(where, target, similar)
     expected = similar or "a name that exists"
-    return Fault(where, f"there is no {target}", expected, f"={similar or '<module.name>'}")
+    return Fault(
+        where=where,
+        found=f"there is no {target}",
+        expected=expected,
+        fix=f"={similar or '<module.name>'}",
+    )
 
 
 def _find_forbidden(
@@ -100,7 +120,12 @@ def _find_forbidden(
     if package.isidentifier() and package not in source.NOT_OF_THE_USER:
         fix = f"allow=[{package}]  (if you trust that package)"
     expected = "what the runner lists of trl, transformers, peft, torch.optim and itself"
-    return Fault(where, found, expected, fix)
+    return Fault(
+        where=where,
+        found=found,
+        expected=expected,
+        fix=fix,
+    )
 
 
 def _find_similar(target: str, allow: Collection[str], is_launcher: bool) -> str:
@@ -138,11 +163,17 @@ def _find_missing_package(where: str, target: str, similar: str) -> Fault | None
         return None
     package = target.partition(".")[0]
     fix = f"={similar or '<module.name>'}"
-    beside = best_guess(package, [file.stem for file in Path.cwd().glob("*.py")])
+    modules = [file.stem for file in Path.cwd().glob("*.py")]
+    beside = best_guess(package, modules)
     if beside:
         fix = f"={target.replace(package, beside, 1)} 'allow=[{beside}]'"
     expected = "an installed package, or a module in this folder"
-    return Fault(where, f"there is no module {package}", expected, fix)
+    return Fault(
+        where=where,
+        found=f"there is no module {package}",
+        expected=expected,
+        fix=fix,
+    )
 
 
 def _find_unreadable(where: str, target: str) -> Fault | None:
@@ -168,7 +199,12 @@ def _find_unreadable(where: str, target: str) -> Fault | None:
     node = getattr(source.find_definition(target), "node", None)
     if isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Set | ast.Tuple):
         found = f"{target} is {ast.unparse(node)[:40]}"
-        return Fault(where, found, "a function or a class", f"={home}.<function>")
+        return Fault(
+            where=where,
+            found=found,
+            expected="a function or a class",
+            fix=f"={home}.<function>",
+        )
     return None
 
 

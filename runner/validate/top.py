@@ -34,8 +34,8 @@ def find_top_faults(context: ValidationContext) -> Iterator[Fault]:
             yield from _find_group_faults(context, key, value)
         else:
             yield from find_stray_faults(context, str(key), value)
-    needed = [*NEEDED_GROUPS, *(group for group in READ_GROUPS if group in context.cfg)]
-    for group in needed:
+    present = [group for group in READ_GROUPS if group in context.cfg]
+    for group in (*NEEDED_GROUPS, *present):
         if context.cfg.get(group) in (None, {}):
             yield _nothing_chosen(context, group, "nothing chosen")
 
@@ -50,7 +50,12 @@ def _find_plain_faults(context: ValidationContext, group: str, node: Node) -> It
         else:
             likeliest = best_guess(str(name), keys, *keys)
             fix = words_to_type(context, path, {f"{group}.{likeliest}": value})
-            yield Fault(path, "no such key", likeliest, fix)
+            yield Fault(
+                where=path,
+                found="no such key",
+                expected=likeliest,
+                fix=fix,
+            )
 
 
 def _find_group_faults(context: ValidationContext, group: str, node: object) -> Iterator[Fault]:
@@ -62,18 +67,33 @@ def _find_group_faults(context: ValidationContext, group: str, node: object) -> 
         if part is None:
             continue
         if to_visible(path) != path:
-            yield Fault(path, f"the name {path!r}", "a name that can be read", f"leave {path} out")
+            yield Fault(
+                where=path,
+                found=f"the name {path!r}",
+                expected="a name that can be read",
+                fix=f"leave {path} out",
+            )
         target_fix = f"{path}._target_=<module.name>"
         if not isinstance(part, dict) and path == group:
             yield _nothing_chosen(context, group, short_text(part))
         elif not isinstance(part, dict):
-            yield Fault(path, short_text(part), "keys with a _target_", target_fix)
+            yield Fault(
+                where=path,
+                found=short_text(part),
+                expected="keys with a _target_",
+                fix=target_fix,
+            )
         elif "_target_" not in part:
             found = f"no _target_ with {shortened(list(map(str, part)), 40)}"
             answers = explain_below(context, path, part, found)
             yield from filter(None, answers)
             if not all(answers):
-                yield Fault(path, found, "what to build from these keys", target_fix)
+                yield Fault(
+                    where=path,
+                    found=found,
+                    expected="what to build from these keys",
+                    fix=target_fix,
+                )
 
 
 def _nothing_chosen(context: ValidationContext, group: str, found: str) -> Fault:
@@ -81,7 +101,12 @@ def _nothing_chosen(context: ValidationContext, group: str, found: str) -> Fault
     options = context.menu.get(group, [])
     likeliest = best_guess(found, options, *context.options(group), "<option>")
     expected = f"one of {shortened(options)}" if options else "keys with a _target_"
-    return Fault(group, found, expected, f"{group}={likeliest}")
+    return Fault(
+        where=group,
+        found=found,
+        expected=expected,
+        fix=f"{group}={likeliest}",
+    )
 
 
 def find_infinite(context: ValidationContext) -> Iterator[Fault]:
@@ -89,4 +114,9 @@ def find_infinite(context: ValidationContext) -> Iterator[Fault]:
     for path, value in scalars(context.cfg):
         if isinstance(value, float) and not math.isfinite(value):
             where = context.origin(path.removesuffix(".0"), value)
-            yield Fault(where, to_text(value), "a finite number", "=<number>")
+            yield Fault(
+                where=where,
+                found=to_text(value),
+                expected="a finite number",
+                fix="=<number>",
+            )

@@ -220,7 +220,11 @@ def misfit_type(path: str, value: object, accepted: Type, default: object = None
     for meaning in meanings:
         if path in meaning.words and accepted.accepts(meaning.words[path]):
             meant.append(meaning.words[path])
-    description = _describe_value(value, meant)
+    # The value with its kind; YAML may have read a word as true or false.
+    kinds: dict[type, str] = {str: "the text ", list: "a list: ", dict: "a mapping: "}
+    description = kinds.get(type(value), "") + short_text(value)
+    if isinstance(value, bool) and meant and isinstance(meant[0], str):
+        description += f", which is how YAML reads {meant[0]} without quotes"
     for meaning in meanings:
         if meaning.final:
             return Fault(
@@ -242,15 +246,6 @@ def misfit_type(path: str, value: object, accepted: Type, default: object = None
         expected=str(accepted),
         fix=fix,
     )
-
-
-def _describe_value(value: object, meant: list[object]) -> str:
-    """A value with its kind, and a remark where YAML has read a word as true or false."""
-    kinds: dict[type, str] = {str: "the text ", list: "a list: ", dict: "a mapping: "}
-    text = kinds.get(type(value), "") + short_text(value)
-    if isinstance(value, bool) and meant and isinstance(meant[0], str):
-        text += f", which is how YAML reads {meant[0]} without quotes"
-    return text
 
 
 def _words_elsewhere(path: str, value: object, meanings: list[Meaning]) -> Mapping[str, object]:

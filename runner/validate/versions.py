@@ -23,7 +23,12 @@ def find_other_versions() -> Iterator[Fault]:
         if version:
             found = f"{requirement.name} {version}, which was not tried"
         fix = f"pip install '{text}', or tolerate.versions=true"
-        yield Fault(requirement.name, found, needed, fix)
+        yield Fault(
+            where=requirement.name,
+            found=found,
+            expected=needed,
+            fix=fix,
+        )
 
 
 def is_within(version: str | None, required: str) -> bool:
