@@ -38,11 +38,11 @@ from runner.io.temporary import temporarily
 from runner.io.terminal import quiet
 from runner.launch.compose import stages, sweep_axes
 from runner.launch.processes import describe_exit, prepare_environment, python_words
-from runner.launch.worker import is_finished
 from runner.run import Run
+from runner.run.completion import finished, is_finished
 from runner.run.find import find_folders, is_run
 from runner.run.key import folder_of
-from runner.run.record import RunRecord, finished, read_run
+from runner.run.record import RunRecord, read_run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

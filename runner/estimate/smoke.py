@@ -31,7 +31,7 @@ from runner.estimate.steps import Rows
 from runner.io.files import read_json, write_json
 from runner.io.terminal import quiet
 from runner.launch import processes, signals, worker
-from runner.launch.pool import warm_up
+from runner.launch.warming import warm_up
 from runner.run import Run, open_run, write_config
 from runner.run.disk import sized
 from runner.run.key import folder_of, key_of, label_of, lasting
