@@ -14,9 +14,10 @@ from runner.command._option import Option, options_of, split_options
 from runner.config import Composed
 from runner.errors import Interrupted
 from runner.estimate import smoke
+from runner.estimate.case import Case, Reduced, group_by_structure, model_of, structure_of
 from runner.estimate.measure import run_apart
-from runner.estimate.reduce import Clones, Reduced, reduce
-from runner.estimate.smoke import Case, describe_case, group_by_structure, model_of, structure_of
+from runner.estimate.outcome import describe_case
+from runner.estimate.reduce import Clones, reduce
 from runner.io.files import write_json
 from runner.launch.compose.stages import compose_runs
 from runner.launch.signals import Stop, handle_signals

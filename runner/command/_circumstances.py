@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.build import serve
+from runner.config.experiment import Experiment
 from runner.errors import DataError, Fault
 from runner.io.secrets import hidden_source
 from runner.run import CHANGES, installed_version, run_git
@@ -75,8 +76,10 @@ def compare_data(run: RunRecord, cfg: Config) -> None:
     from runner.training.components.token_weights import build_rules, columns_asked_for
     from runner.training.run_facts import describe_rows
 
-    keep = columns_asked_for(build_rules(cfg.get("weight")))
-    rows, held_out = serve(cfg["dataset"], to=cfg["trainer"]["form"], seed=cfg["seed"], keep=keep)
+    experiment = Experiment.read(cfg)
+    keep = columns_asked_for(build_rules(experiment.weights))
+    form = experiment.trainer.form
+    rows, held_out = serve(experiment.dataset.node, to=form, seed=experiment.seed, keep=keep)
     old_data = flatten(run.manifest["data"])
     new_data = flatten({"train": describe_rows(rows), "eval": describe_rows(held_out)})
     faults = []

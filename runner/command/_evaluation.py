@@ -14,7 +14,7 @@ from runner.dataset.form import fits
 from runner.errors import ConfigError, Fault, FolderError
 from runner.generate.held_out_rows import find_prompt_fault
 from runner.generate.run_weights import Weights
-from runner.schema.text import Node, named
+from runner.schema.text import Node
 from runner.validate.mismatches import find_metric_faults
 
 # Keys of the configuration that both sides of a comparison share.
@@ -40,7 +40,7 @@ def _select_parts(request: Request) -> tuple[Request, list[str]]:
     metrics = dict(READ_METRICS[request.head])
     notes = []
     faults: list[Fault] = []
-    for name, node in named(request.cfg.get("metric") or {}, "metric").items():
+    for name, node in request.experiment.group("metric").items():
         metric_faults = _check_metric(request, name, node)
         if not metric_faults:
             metrics[name] = node
@@ -55,7 +55,7 @@ def _select_parts(request: Request) -> tuple[Request, list[str]]:
     if reward_fault and reward:
         faults.append(reward_fault)
     if request.options.against is not None and not reward:
-        has_answers = fits(request.cfg["dataset"].get("form"), "answer")
+        has_answers = fits(request.experiment.dataset.form, "answer")
         faults.append(
             Fault(
                 where="against",
@@ -70,7 +70,7 @@ def _select_parts(request: Request) -> tuple[Request, list[str]]:
 
 def _rows_to_check(request: Request) -> dict[str, Any]:
     """The dataset as it is checked for a training, which holds rows out."""
-    node = dict(request.cfg["dataset"])
+    node = dict(request.experiment.dataset.node)
     if "split" in node and not (node["split"] or {}).get("eval"):
         node["split"] = {"eval": "train"}
     return node

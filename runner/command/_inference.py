@@ -17,6 +17,7 @@ from runner.generate.run_weights import Weights
 from runner.run import Run
 from runner.run.inputs import read_fingerprints
 from runner.schema import upstream
+from runner.schema.text import Config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 Options = TypeVar("Options", bound=AskOptions)
 # Options on which the numbers of the sampling depend.
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
+MAX_NEW_TOKENS = 64  # where neither the options nor the run say otherwise
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,12 @@ class InferenceRequest(Generic[Options]):
     @property
     def head(self) -> str:
         """The last layer of the model: lm or score."""
-        return self.options.head or str(self.cfg["trainer"].get("head", "lm"))
+        return self.options.head or str(self.experiment.trainer.head or "lm")
 
     @property
     def name(self) -> str:
         """The run, or the model, as one would type it."""
-        return str(self.run) if self.run else str(self.cfg["model"].get("path"))
+        return str(self.run) if self.run else str(self.experiment.model.path)
 
     @property
     def samples(self) -> int:
@@ -63,8 +65,8 @@ class InferenceRequest(Generic[Options]):
     def facts(self, parts: Sequence[str]) -> dict[str, Any]:
         """Everything on which the answers depend, with these parts of the configuration."""
         options = self.options
-        trainer = self.cfg["trainer"]
-        functions = {key: trainer.get(key) for key in upstream.FUNCTIONS}
+        trainer = self.experiment.trainer
+        functions = {key: trainer.node.get(key) for key in upstream.FUNCTIONS}
         files = {name: self.cfg.get(name) for name in ("model", "dataset", "peft")}
         facts = {name: self.cfg.get(name) for name in parts}
         facts["limit"] = options.limit
@@ -119,7 +121,27 @@ class InferenceRequest(Generic[Options]):
         if self.run:
             return self.run.folder / name
         model = self.name.rstrip("/").rpartition("/")[2]
-        return Path(self.cfg["output_root"]) / name / (to_file_name(model) or "model")
+        return self.experiment.root / name / (to_file_name(model) or "model")
+
+
+def with_defaults(options: Options, cfg: Config, *, is_greedy: bool) -> Options:
+    """The options with the defaults that depend on the run and the verb.
+
+    ``is_greedy`` is true for a verb whose single completion is the likeliest one.
+    """
+    temperature = options.temperature
+    if temperature is None:
+        temperature = 0 if is_greedy and options.n in (None, 1) else 1
+    tokens = options.max_new_tokens
+    if tokens is None:
+        args = Experiment.read(cfg).trainer.node.get("args") or {}
+        tokens = int(upstream.completion_length(args) or MAX_NEW_TOKENS)
+    return replace(
+        options,
+        max_new_tokens=tokens,
+        temperature=float(temperature),
+        top_p=float(options.top_p),
+    )
 
 
 def to_file_name(text: str) -> str:

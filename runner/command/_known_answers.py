@@ -30,7 +30,7 @@ def measure_answers(
     request = side.request
     is_scorer = request.head == "score"
     form = "preference" if is_scorer else "answer"
-    if not fits(request.cfg["dataset"].get("form"), form):
+    if not fits(request.experiment.dataset.form, form):
         metrics = _configured(metrics, request.head)
     sets = _read_answers(side, metrics) if metrics else {}
     for name, rows in sets.items():

@@ -8,7 +8,6 @@ from runner.command._sampled_answers import measure_sampled
 from runner.command._side import Side
 from runner.errors import DataError, Fault
 from runner.io.terminal import quiet
-from runner.schema.text import named
 
 
 def measure_side(side: Side) -> None:
@@ -19,7 +18,7 @@ def measure_side(side: Side) -> None:
     request = side.request
     with quiet():
         model, tokenizer = load_trained(request.experiment, request.weights, request.head)
-        entries = named(request.cfg["metric"], "metric")
+        entries = request.experiment.group("metric")
         read_metrics = []
         sampled_metrics = []
         for metric in build_metrics(request.experiment.metrics, tokenizer):

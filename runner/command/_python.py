@@ -12,14 +12,11 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from runner.command import CommandLine
-from runner.command._ask_options import AskOptions
 from runner.command._python_words import to_overrides
-from runner.command._request import read_request
+from runner.command._trained_run import TrainedRun, read_trained
 from runner.config import Composed
 from runner.config.user_folder import add_working_folder
 from runner.errors import (
@@ -32,74 +29,18 @@ from runner.errors import (
     error_of,
     error_of_code,
 )
-from runner.generate.run_weights import find_weights
 from runner.io.files import read_json, shipped
 from runner.io.temporary import temporarily
-from runner.io.terminal import quiet
 from runner.launch.compose import stages, sweep_axes
-from runner.launch.processes import describe_exit, prepare_environment, python_words
-from runner.launch.worker import is_finished
+from runner.launch.processes import describe_exit, python_words
 from runner.run import Run
+from runner.run.completion import finished, is_finished
 from runner.run.find import find_folders, is_run
 from runner.run.key import folder_of
-from runner.run.record import RunRecord, finished, read_run
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["TrainedRun", "compose", "runs", "train"]
 
 MAX_LAST_LINES = 5  # of a command that leaves no error
-PARTS = ("model", "dataset", "quant")  # of a configuration, which a model is asked with
-
-
-@dataclass(frozen=True, repr=False)
-class TrainedRun(RunRecord):
-    """A run as its folder was when this was made, whatever its ``state``.
-
-    ``folder`` is its path, ``cfg`` its configuration, ``before``, ``after`` its scores, ``cause``
-    why it is unfinished.
-    """
-
-    def __repr__(self) -> str:
-        return f"<{self}: {self.standing}>"
-
-    @property
-    def scores(self) -> dict[str, dict[str, float]]:
-        """The held-out scores ``before`` and ``after`` the training, as far as there are any."""
-        scores = {"before": self.before, "after": self.after}
-        return {name: figures for name, figures in scores.items() if figures}
-
-    @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """The logged lines in the order of the steps.
-
-        Each has its ``step`` and the trainer's own names.
-        """
-        return self.lines
-
-    def model(self, *overrides: str) -> PreTrainedModel:
-        """The trained model, with its adapter if it has one, on the accelerator if there is one.
-
-        ``overrides`` are those of ``python -m runner predict RUN``: ``checkpoint=best``,
-        ``model.dtype=bfloat16``, or ``allow=[my_lab]`` where code of your own builds it. Raises
-        FolderError where there are no weights.
-        """
-        from runner.training.components.model import load_trained
-
-        words = to_overrides(overrides, (), "TrainedRun.model")
-        line = CommandLine("predict", words, [str(self.folder)])
-        request = read_request(line, AskOptions, PARTS)
-        prepare_environment()
-        with quiet():
-            model, _ = load_trained(request.experiment, request.weights, request.head)
-        return model
-
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer that was saved with the model, with its chat template."""
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(find_weights(self.run, None).folder)
 
 
 def train(*overrides: str, config_dir: str | Path | None = None, **keys: object) -> TrainedRun:
@@ -236,8 +177,3 @@ def _call(words: Sequence[str]) -> tuple[int, str]:
     if stop:
         raise stop
     return code, "".join(last_lines)
-
-
-def read_trained(folder: Path) -> TrainedRun:
-    """The run in a folder as it is now."""
-    return TrainedRun(**vars(read_run(folder)))

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from runner.command import CommandLine
-from runner.command._inference import InferenceRequest, Options, to_file_name
+from runner.command._inference import InferenceRequest, Options, to_file_name, with_defaults
 from runner.command._option import options_in, split_options, to_record
 from runner.config import resolve
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key, force, parse, typed_keys
 from runner.errors import ConfigError, Fault
 from runner.generate.run_weights import find_weights
-from runner.launch.compose.stages import draft
+from runner.launch.compose.references import draft
 from runner.run import Run
 from runner.run.record import RunRecord, check_whole, find_runs
-from runner.schema import upstream
 from runner.schema.source import has_method
 from runner.schema.text import Config
 from runner.validate import find_all_faults
@@ -27,7 +25,6 @@ from runner.validate.hub_names import settle_hub
 # The parts of a configuration that are used, and the keys of its top level.
 PARTS = ("model", "dataset", "quant", "metric", "reward")
 SETTINGS = ("allow", "output_root")
-MAX_NEW_TOKENS = 64  # where neither the options nor the run say otherwise
 
 
 def read_request(
@@ -65,7 +62,7 @@ def read_request(
         is_allowed="allow" in typed,
     )
     weights = find_weights(run, options.checkpoint)
-    options = _with_defaults(options, cfg, is_greedy=line.verb == "predict")
+    options = with_defaults(options, cfg, is_greedy=line.verb == "predict")
     chosen = frozenset(key.partition(".")[0] for key in typed)
     name = _name_of_rows(typed.get("dataset", ""), options.file, cfg)
     return InferenceRequest(options, cfg, run, weights, chosen, name)
@@ -109,26 +106,6 @@ def _find_run(line: CommandLine, root: Path) -> RunRecord | None:
     (record,) = find_runs(line.runs, line.verb, 1, root)
     check_whole(record)
     return record
-
-
-def _with_defaults(options: Options, cfg: Config, *, is_greedy: bool) -> Options:
-    """The options with the defaults that depend on the run and the verb.
-
-    ``is_greedy`` is true for a verb whose single completion is the likeliest one.
-    """
-    temperature = options.temperature
-    if temperature is None:
-        temperature = 0 if is_greedy and options.n in (None, 1) else 1
-    tokens = options.max_new_tokens
-    if tokens is None:
-        args: Mapping[str, Any] = cfg["trainer"].get("args") or {}
-        tokens = int(upstream.completion_length(args) or MAX_NEW_TOKENS)
-    return replace(
-        options,
-        max_new_tokens=tokens,
-        temperature=float(temperature),
-        top_p=float(options.top_p),
-    )
 
 
 def _name_of_rows(word: str, file: str | None, cfg: Config) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.command._side import Request, Side, metrics_of_set
 from runner.io.terminal import progress_bar
 from runner.io.turns import Row
-from runner.schema.text import named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,7 +27,7 @@ def measure_sampled(
     from runner.training.components.training_rows import check_texts
 
     request = side.request
-    score = _build_score(request, tokenizer) if request.cfg.get("reward") else None
+    score = _build_score(request, tokenizer) if request.experiment.rewards else None
     if not metrics and score is None:
         return
     generator = request.build_generator(model, tokenizer)
@@ -61,9 +60,9 @@ def _build_score(request: Request, tokenizer: PreTrainedTokenizerBase) -> Score:
     from runner.training.components.rewards import build_rewards
 
     built = build_rewards(request.experiment)
-    arguments = request.cfg["trainer"]["args"].get("chat_template_kwargs")
+    arguments: Any = request.experiment.trainer.args.get("chat_template_kwargs")
     rewards = Rewards(built.functions, built.weights, tokenizer, template_arguments=arguments)
-    rewards.names = list(named(request.cfg["reward"], "reward"))
+    rewards.names = list(request.experiment.rewards)
     for model in rewards.models:
         model.requires_grad_(False).to(best_device())
 

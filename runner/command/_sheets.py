@@ -56,8 +56,8 @@ def build_sheets(cfg: Config, count: int, sets: str, stage: str = "") -> list[Sh
 
     # The small model that stands in for a large one is on one device, whatever the ``device_map``
     # of that one says.
-    is_stand_in = cfg["model"]["_target_"] == LOADER
     experiment = Experiment.read(cfg)
+    is_stand_in = experiment.model.target == LOADER
     take_devices(ModelPart() if is_stand_in else experiment.model, visible_devices())
     sheets = []
     with first_rows_prepared(experiment, count) as (components, settings):
@@ -101,10 +101,10 @@ def title_of(runs: Sequence[Composed]) -> str:
     """The title of a preview, which names its runs, or the stages of one."""
     first = runs[0]
     if first.stage:
-        name = first.cfg["name"].removesuffix(f"-{first.stage}")
+        name = str(first.experiment.name).removesuffix(f"-{first.stage}")
         stage_names = ", ".join(composed.stage for composed in runs)
         return f"What {name} trains on: {stage_names}"
-    names = [f"{composed.cfg['name']} ({key_of(composed.cfg)})" for composed in runs]
+    names = [f"{composed.experiment.name} ({key_of(composed.cfg)})" for composed in runs]
     return f"What {', '.join(names)} trains on"
 
 

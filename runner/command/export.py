@@ -18,8 +18,7 @@ def main(line: CommandLine) -> int:
     options = read_options(line, Options)
     (run,) = find_runs(line.runs, "export", 1, Path(options.output_root))
     check_finished(run, "export")
-    model = run.cfg.get("model") or {}
-    if model.get("trust_remote_code") and options.trust_remote_code is None:
+    if run.experiment.model.trusts_code and options.trust_remote_code is None:
         raise ConfigError(
             Fault(
                 where="trust_remote_code",

@@ -67,6 +67,6 @@ def find_faults(request: InferenceRequest[Options]) -> Iterator[Fault]:
             found = "true, but a reward model's score is its logit"
         yield Fault("logits", found, "rows that a language model answers", "leave it out")
     if not is_scorer and not has_prompt:
-        fault = find_prompt_fault(request.cfg["dataset"], "dataset")
+        fault = find_prompt_fault(request.experiment.dataset.node, "dataset")
         if fault:
             yield fault

@@ -1,7 +1,6 @@
 """Plays a run through in small before it takes days, and forecasts what the real one will need."""
 
 import shutil
-import signal
 import sys
 import tempfile
 from dataclasses import asdict
@@ -11,12 +10,10 @@ from runner.command import CommandLine
 from runner.command._jobs import compose_command
 from runner.command._option import options_in, split_options, to_record
 from runner.command.rehearse_options import Options
-from runner.errors import ConfigError, Fault, Interrupted
-from runner.io.terminal import quiet
+from runner.errors import ConfigError, Fault
 from runner.launch.processes import prepare_environment
 from runner.launch.signals import Stop
 from runner.run import Run
-from runner.run.seal import sealed_checkpoints
 from runner.validate.hub_names import settle_hub
 from runner.validate.start import check_parts
 
@@ -39,7 +36,9 @@ def main(line: CommandLine) -> int:
     check_parts(jobs)
     settle_hub([composed.cfg for runs in jobs for composed in runs])
     prepare_environment()
-    from runner.estimate.smoke import group_by_structure, play, print_forecasts
+    from runner.estimate.case import group_by_structure
+    from runner.estimate.needs import print_forecasts
+    from runner.estimate.smoke import play
 
     cases = group_by_structure(jobs)
     if len(jobs) > 1:
@@ -50,9 +49,9 @@ def main(line: CommandLine) -> int:
     folder = Path(tempfile.mkdtemp(prefix="rehearsal-"))
     code = 0
     try:
-        with quiet():
-            code = play(cases, folder, line.debug)
-            print_forecasts([] if code else cases, device, folder / "measured")
+        code = play(cases, folder, line.debug)
+        if not code:
+            print_forecasts(cases, device, folder / "measured")
         for case in cases:
             cause = case.run.status().get("cause") if case.code else None
             if cause:
@@ -71,20 +70,6 @@ def rehearse(run: Run, stop: Stop) -> None:
     The worker calls it, once for each part.
     """
     from runner.command.train import train
-    from runner.estimate.smoke import export_model, inspect_rows, read_lengths
+    from runner.estimate.smoke_parts import play_next_part
 
-    if not read_lengths(run):
-        inspect_rows(run)
-        run.set_status("interrupted", cause=None)
-        return
-    is_resumed = bool(sealed_checkpoints(run.checkpoints))
-    if not is_resumed:
-        # It stops as soon as it can save a step.
-        stop = Stop(signal.SIGTERM)
-    try:
-        train(run, stop)
-        export_model(run)
-    except Interrupted:
-        if is_resumed:
-            raise
-        run.set_status("interrupted", cause=None)
+    play_next_part(run, stop, train)

@@ -9,7 +9,7 @@ from runner.command._verdict import judge_reproduction
 from runner.command.reproduce_options import Options
 from runner.errors import ConfigError, Fault
 from runner.io.terminal import print_visible
-from runner.launch.worker import launch
+from runner.launch.by_launcher import launch
 from runner.report.facts import split_command, words_of
 from runner.run import open_run, write_manifest
 from runner.run.record import RunRecord, check_finished, check_whole, find_runs, read_run

@@ -16,6 +16,7 @@ import torch
 from runner.config.experiment import Experiment
 from runner.dataset import LOADER as ROWS
 from runner.dataset.head import Head, write_head
+from runner.estimate.case import Reduced
 from runner.estimate.model_weights import LOADERS, architecture_of
 from runner.estimate.steps import cycle_of, rows_per_step
 from runner.io.distribution import to_install
@@ -24,7 +25,7 @@ from runner.model.clone import Source, count_weights, write_clone
 from runner.model.small_config import shrink
 from runner.schema import upstream
 from runner.schema.literal import to_text
-from runner.schema.text import Config, nodes, select
+from runner.schema.text import Config, nodes
 from runner.schema.upstream import config_fields, setting
 from runner.training.inspection_faults import CHECKS
 
@@ -37,21 +38,6 @@ COMPLETION = 8  # tokens
 PACKED_ROW = 128  # tokens
 # The beginnings of the names of attention kernels that need a GPU.
 GPU_ATTENTION = ("flash", "kernels", "paged", "sdpa_paged")
-
-
-@dataclass
-class Reduced:
-    """A run in small, and in what it is not as the real run."""
-
-    cfg: dict[str, Any]
-    unreduced: dict[str, Any]  # the real run on its first few hundred rows
-    rows: int | None = None  # of the real run, None where nobody knows
-    notes: list[str] = field(default_factory=list)
-
-    def note(self, text: str) -> None:
-        """Keep a note, unless it is empty or there already."""
-        if text and text not in self.notes:
-            self.notes.append(text)
 
 
 @dataclass
@@ -99,11 +85,11 @@ def reduce(cfg: Config, folder: Path, clones: Clones) -> Reduced:
     _replace_foreign_args(small)
     if not torch.accelerator.is_available():
         _replace_gpu_settings(small)
-    if small.cfg["quant"] and importlib.util.find_spec("bitsandbytes") is None:
+    experiment = Experiment.read(cfg)
+    if experiment.quant and importlib.util.find_spec("bitsandbytes") is None:
         fix = to_install("bitsandbytes")
         small.note(f"without quant, because bitsandbytes is not installed here: {fix}")
         small.cfg["quant"] = None
-    experiment = Experiment.read(cfg)
     processes = experiment.launcher.all_processes
     if processes > 1:
         small.note(f"one process instead of {processes}")
@@ -130,16 +116,17 @@ def linked(value: object, links: Mapping[str, str]) -> Any:
 
 def rows_of(cfg: Config) -> list[dict[str, Any]]:
     """The nodes of a configuration that read rows."""
-    return [node for _, node in nodes(cfg["dataset"]) if node["_target_"] == ROWS]
+    dataset = Experiment.read(cfg).dataset
+    return [node for _, node in nodes(dataset.node) if node["_target_"] == ROWS]
 
 
 def _replace_models(small: Reduced, clones: Clones) -> None:
     """Give each path of a model a small one, and a model from nothing a small architecture."""
     parts = {key: part for key, part in small.cfg.items() if key != "dataset"}
-    trust = bool(small.cfg["model"].get("trust_remote_code"))
+    model = Experiment.read(small.cfg).model
     for _, node in nodes(parts):
         is_loader = node["_target_"] in LOADERS
-        trusted = bool(node.get("trust_remote_code", trust and not is_loader))
+        trusted = bool(node.get("trust_remote_code", model.trusts_code and not is_loader))
         for name in ("path", *OTHER_PATHS) if is_loader else OTHER_PATHS:
             if not isinstance(node.get(name), str):
                 continue
@@ -149,9 +136,10 @@ def _replace_models(small: Reduced, clones: Clones) -> None:
                 node["revision"] = None
         if node["_target_"] == NEW:
             _shrink_architecture(small, node)
-    target = small.cfg["model"]["_target_"]
-    if target not in (*LOADERS, NEW):
-        small.note(f"model: as {target} loads it, because only its own code could make it small")
+    if model.target not in (*LOADERS, NEW):
+        small.note(
+            f"model: as {model.target} loads it, because only its own code could make it small"
+        )
 
 
 def _shrink_architecture(small: Reduced, node: dict[str, Any]) -> None:
@@ -188,7 +176,7 @@ def _cut_args(small: Reduced) -> None:
 def _cut_rows(small: Reduced, folder: Path) -> None:
     """Have each source read files of its first rows, and note how many rows there are in all."""
     args = small.cfg["trainer"]["args"]
-    dataset = small.cfg["dataset"]
+    dataset = Experiment.read(small.cfg).dataset
     # A quarter more than all steps take, since some may be left out.
     fewest = max(2, round(1.25 * rows_per_step(args) * args["max_steps"]) + 1)
     if args.get("packing"):
@@ -208,10 +196,10 @@ def _cut_rows(small: Reduced, folder: Path) -> None:
         if "train" in head.split:  # else its rows are held out
             counts.append(head.rows)
     if not counts:
-        small.note(f"dataset: all rows that {dataset['_target_']} returns")
+        small.note(f"dataset: all rows that {dataset.target} returns")
         return
-    limit = select(dataset, "limit.train")
-    if dataset["_target_"] != ROWS and limit:  # of a mixture of sources
+    limit = dataset.limits.get("train")
+    if dataset.target != ROWS and limit:  # of a mixture of sources
         counts = [limit]
     if None not in counts:
         small.rows = sum(count for count in counts if count is not None)

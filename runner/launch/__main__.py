@@ -14,7 +14,8 @@ from runner.config.environment_variables import find_variable_faults
 from runner.config.machines import processes_here, processes_of, world_size
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError
 from runner.io.terminal import print_error
-from runner.launch.worker import launch, work
+from runner.launch.by_launcher import launch
+from runner.launch.worker import work
 from runner.run import Run, check_metadata
 from runner.validate import find_dangers, find_frozen_faults
 

@@ -6,31 +6,25 @@ children save their step and end.
 """
 
 import contextlib
-import functools
-import gc
 import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 
-from runner.config.build import locate
-from runner.config.resolution import Composed
 from runner.errors import EnvironmentFault, FolderError, RunnerError
-from runner.io.files import shipped
-from runner.io.temporary import uncollected
-from runner.io.terminal import HidingLog, mute_libraries
-from runner.launch import processes, signals, worker
+from runner.io.terminal import HidingLog
+from runner.launch import processes, signals
+from runner.launch.by_launcher import launch
 from runner.launch.plan import Task
 from runner.launch.pool_settings import Settings, confine
 from runner.launch.progress import LiveProgress, Stages
-from runner.launch.worker import launch
-from runner.report.plot_run import run_pictures
+from runner.launch.warming import warm_up
 from runner.run import Run, held, locked, open_run
+from runner.run.completion import is_finished
 from runner.schema.literal import number
 from runner.tracker.variable import set_variables
 
@@ -118,18 +112,18 @@ class Pool:
         try:
             run = open_run(composed.cfg, composed.overrides, composed.command, composed.choices)
             is_held = held(run)  # before its state is read: who holds it may end in between
-            is_finished = worker.is_finished(run)
+            has_ended = is_finished(run)
         except FolderError as error:  # such as a torn file, or rows that have changed since
             self.waiting.remove(task)
             self._end(task, error.code, "failed", str(error))
             return
         status = run.status()
         was_elsewhere = task.folder in self.elsewhere
-        if is_held and not is_finished:
+        if is_held and not has_ended:
             self.elsewhere[task.folder] = time.monotonic() + POLL_ELSEWHERE
             return
         self.waiting.remove(task)
-        if is_finished:
+        if has_ended:
             self._end(task, 0, "finished", "elsewhere" if was_elsewhere else "already")
         elif status["state"] == "failed" and was_elsewhere:
             self._end(task, 1, "failed", str(status["cause"]))
@@ -255,33 +249,6 @@ class Pool:
         while self.live and time.monotonic() < deadline:
             time.sleep(POLL)
             self._reap()
-
-
-def warm_up(runs: Iterable[Composed]) -> None:
-    """Import what runs need, so that each process forked from here inherits it.
-
-    That takes 4 s of CPU, once and not for each.
-    """
-    # The driver must not wake before a fork.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    with uncollected():
-        _do_first_things()
-        for target in {run.experiment.trainer.target for run in runs}:
-            # A user's own module may hold a state, which no two runs share.
-            if target.startswith(("trl.", "runner.")):
-                locate(target)
-    gc.freeze()  # what is here stays: no child needs to look through it for garbage (0.4 s each)
-
-
-@functools.cache
-def _do_first_things() -> None:
-    """Have the libraries do what they do once: find fonts, and load a model without weights."""
-    import_module("runner.training.components")
-    mute_libraries()
-    auto_model = locate("transformers.AutoModelForCausalLM")
-    auto_model.from_pretrained(shipped("runner://model/tiny"), device_map="meta")
-    picture = next(run_pictures([{"step": 1, "loss": 1.0}]))
-    picture.figure.canvas.draw()
 
 
 def end_group(pid: int) -> int | None:

@@ -10,7 +10,8 @@ from runner.launch.plan import Plan, Task
 from runner.report.number import format_duration
 from runner.report.score import list_figures
 from runner.run import Run
-from runner.run.record import finished, one_line
+from runner.run.completion import finished
+from runner.run.record import one_line
 
 REFRESH = 0.5  # seconds between two pictures on a terminal
 PULSE = 60.0  # seconds between two totals in a log file

@@ -14,13 +14,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from runner.errors import EnvironmentFault, Fault, FolderError, RunnerError, code_of, error_of
+from runner.config.build import asked_for, build
+from runner.config.experiment import LauncherPart, key_names
+from runner.config.resolution import Composed
+from runner.errors import (
+    ConfigError,
+    EnvironmentFault,
+    Fault,
+    FolderError,
+    RunnerError,
+    code_of,
+    error_of,
+)
 from runner.io.files import display_path, open_own
-from runner.launch import signals, worker
+from runner.launch import signals
 from runner.launch.plan import Task, state_of
 from runner.launch.progress import LiveProgress, Stages
 from runner.report.table import MAX_LINES
 from runner.run import Run, foreign_faults, held, locked, open_run
+from runner.run.completion import is_finished
 from runner.run.record import one_line
 from runner.schema.text import to_override
 
@@ -260,11 +272,11 @@ class Submission:
         composed = task.composed
         try:
             run = open_run(composed.cfg, composed.overrides, composed.command, composed.choices)
-            is_finished = worker.is_finished(run)
+            has_ended = is_finished(run)
         except FolderError as error:
             self._end(task, error.code, "failed", str(error))
             return False
-        if is_finished:
+        if has_ended:
             self._end(task, 0, "finished", "already")
             return False
         if state in ("queued", "running"):
@@ -300,3 +312,46 @@ class Submission:
             if task.folder not in self.places or run.status()["state"] == "queued":
                 run.set_status("queued", cause=None, queued={self.name: ticket})
         self.places[task.folder] = Place(ticket, "")
+
+
+# --- The queue that a configuration names ---------------------------------------------------------
+
+
+def queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> ClusterQueue | None:
+    """The queue of a cluster that all runs go to, None where their launcher has none.
+
+    Raises ConfigError where it is only one of several launchers, and for keys of the pool that it
+    does not take.
+    """
+    launchers = [run.experiment.launcher for run in runs]
+    queued = [launcher for launcher in launchers if launcher.is_queue]
+    if not queued:
+        return None
+    if plugins or len({launcher.target for launcher in launchers}) > 1:
+        beside = plugins[0] if plugins else "another launcher"
+        raise ConfigError(
+            Fault(
+                where="launcher",
+                found=f"the queue of a cluster, together with {beside}",
+                expected="one launcher that starts all of the runs",
+                fix="=local, or the same queue for each run",
+            )
+        )
+    keys_of_a_pool = set(key_names(LauncherPart))
+    not_taken: set[str] = set()
+    for launcher in queued:
+        not_taken |= (launcher.node.keys() & keys_of_a_pool) - asked_for(launcher.target)
+    ConfigError.refuse(map(_key_of_this_machine, sorted(not_taken)))
+    queues: list[ClusterQueue] = [
+        build(launcher.node) for launcher in queued
+    ]  # each checks its keys
+    return queues[0]
+
+
+def _key_of_this_machine(key: str) -> Fault:
+    return Fault(
+        where=f"launcher.{key}",
+        found="a setting for runs on this machine",
+        expected="keys of the cluster (python -m runner options launcher names its file)",
+        fix=f"leave launcher.{key} out",
+    )

@@ -3,51 +3,35 @@
 Each function returns an exit code of ``errors``. ``--dry-run`` ends after the check, with the plan.
 """
 
-import contextlib
-import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from runner.config.build import asked_for, build
-from runner.config.experiment import LauncherPart, key_names
-from runner.config.machines import rank_of, rendezvous_of, world_size
+from runner.config.machines import world_size
 from runner.config.override import latest, parse
 from runner.config.resolution import Composed
-from runner.dataset.request import split_words
-from runner.errors import ConfigError, EnvironmentFault, Fault, code_of
-from runner.generate.budget import evaluation_budget
+from runner.errors import ConfigError, Fault, code_of
+from runner.launch.by_launcher import launch
 from runner.launch.compose import stages, sweep_axes
 from runner.launch.compose.grid import compose_jobs
 from runner.launch.ends import Report, check_ranking_score, print_end
 from runner.launch.hydra_plugin import Job, start_plugin
-from runner.launch.plan import Plan, Task, state_of, tasks_of
+from runner.launch.notes import print_notes
+from runner.launch.plan import Plan, state_of, tasks_of
 from runner.launch.pool import Pool
 from runner.launch.pool_settings import Settings, confine, idle_devices, settings_of
 from runner.launch.progress import LiveProgress, Stages
-from runner.launch.queue import ClusterQueue, Submission
-from runner.launch.worker import is_finished, launch
+from runner.launch.queue import ClusterQueue, Submission, queue_of
 from runner.run import Run, open_run
+from runner.run.completion import finished, is_finished
 from runner.run.continuation import find_offer
-from runner.run.disk import describe_lone_locks, full, is_full
+from runner.run.disk import folder_errors
 from runner.run.key import folder_of
-from runner.run.record import finished, read_run
+from runner.run.record import read_run
 from runner.run.seal import sealed_checkpoints
-from runner.validate.hub_names import settle_hub
-from runner.validate.machine import HERE
+from runner.validate.hub_names import settle_hub_here
 from runner.validate.start import check_ahead
-
-# The errors of a place where no folder can be made, however much room there is.
-NO_FOLDER = (
-    errno.ENOENT,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.EEXIST,
-    errno.ENAMETOOLONG,
-)
 
 
 def start_runs(runs: Sequence[Composed], *, dry_run: bool = False, debug: bool = False) -> int:
@@ -59,7 +43,7 @@ def start_runs(runs: Sequence[Composed], *, dry_run: bool = False, debug: bool =
     check_ahead([runs])
     launcher = runs[0].experiment.launcher
     settings = settings_of(launcher, runs, attached=True, debug=debug)
-    queue = _queue_of(runs)
+    queue = queue_of(runs)
     why_pooled = ""
     if runs[0].stage:
         why_pooled = "stages"
@@ -67,11 +51,11 @@ def start_runs(runs: Sequence[Composed], *, dry_run: bool = False, debug: bool =
         why_pooled = "launcher.timeout_seconds"
     if why_pooled or queue:
         _refuse_several_processes(why_pooled or "launcher", runs[0].machines)
-    _print_notes(tasks)
+    print_notes(tasks)
     if dry_run:
         return _show(Plan(tasks), queue)
-    _settle_hub(runs)
-    with _folder_errors(runs[0]):
+    settle_hub_here(runs)
+    with folder_errors(_group_of(runs[0])):
         print(idle_devices(settings, runs[0].experiment.model), end="")
         if not queue and not why_pooled:
             return _train_here(runs[0], settings)
@@ -126,7 +110,7 @@ def start_sweep(
     if sweep_axes.SWEEPER in sweep.plugins:
         words = sweep_axes.first_of([*sweep.axes, *typed])
         first_job = stages.compose_runs(words, folders, untyped)
-        _queue_of(first_job, sweep.plugins)  # refuses one
+        queue_of(first_job, sweep.plugins)  # refuses one
         check_ahead([first_job], elsewhere=True)
         if dry_run:
             raise ConfigError(_unknown_jobs())
@@ -142,18 +126,18 @@ def start_sweep(
     _refuse_several_processes("a sweep", max(run.machines for run in runs))
     check_ahead(jobs, elsewhere=bool(sweep.plugins))
     settings = settings_of(runs[0].experiment.launcher, runs, debug=debug)
-    queue = _queue_of(runs, sweep.plugins)
+    queue = queue_of(runs, sweep.plugins)
     plan = Plan(tasks, sweep_axes.axes(words))
     print(plan)
-    _print_notes(tasks)
+    print_notes(tasks)
     if dry_run:
         return _show(plan, queue)
     ends = [folder_of(job[-1].cfg, job[-1].overrides) for job in jobs]
     if sweep.plugins:
         plugin_job = Job(folders, debug, tells=False, typed=tuple(typed))
         return start_plugin(plugin_job, typed, lambda: ends, report)
-    _settle_hub(runs)
-    with _folder_errors(runs[0]):
+    settle_hub_here(runs)
+    with folder_errors(_group_of(runs[0])):
         print(idle_devices(settings, runs[0].experiment.model), end="")
         show = LiveProgress(plan, settings.jobs)
         if queue:
@@ -179,93 +163,6 @@ def _unknown_jobs() -> Fault:
         where="--dry-run",
         found="a plugin chooses the jobs while they run",
         expected="a sweep of ours",
-    )
-
-
-def _queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> ClusterQueue | None:
-    """The queue of a cluster that all runs go to, None where their launcher has none.
-
-    Raises ConfigError where it is only one of several launchers, and for keys of the pool that it
-    does not take.
-    """
-    launchers = [run.experiment.launcher for run in runs]
-    queued = [launcher for launcher in launchers if launcher.is_queue]
-    if not queued:
-        return None
-    if plugins or len({launcher.target for launcher in launchers}) > 1:
-        beside = plugins[0] if plugins else "another launcher"
-        raise ConfigError(
-            Fault(
-                where="launcher",
-                found=f"the queue of a cluster, together with {beside}",
-                expected="one launcher that starts all of the runs",
-                fix="=local, or the same queue for each run",
-            )
-        )
-    keys_of_a_pool = set(key_names(LauncherPart))
-    not_taken: set[str] = set()
-    for launcher in queued:
-        not_taken |= (launcher.node.keys() & keys_of_a_pool) - asked_for(launcher.target)
-    ConfigError.refuse(map(_key_of_this_machine, sorted(not_taken)))
-    queues: list[ClusterQueue] = [
-        build(launcher.node) for launcher in queued
-    ]  # each checks its keys
-    return queues[0]
-
-
-def _key_of_this_machine(key: str) -> Fault:
-    return Fault(
-        where=f"launcher.{key}",
-        found="a setting for runs on this machine",
-        expected="keys of the cluster (python -m runner options launcher names its file)",
-        fix=f"leave launcher.{key} out",
-    )
-
-
-def _settle_hub(runs: Sequence[Composed]) -> None:
-    """Ask the hub once for what the runs need that train on this machine and are not finished."""
-    cfgs = []
-    for run in runs:
-        if run.choices.get("launcher", "local") in HERE:
-            folder = folder_of(run.cfg, run.overrides).absolute()
-            if Run(folder).status()["state"] != "finished":
-                cfgs.append(run.cfg)
-    settle_hub(cfgs)
-
-
-def _print_notes(tasks: Sequence[Task]) -> None:
-    """Print, each once, the notes on runs that are not finished."""
-    runs = [task.composed for task in tasks if state_of(task.folder) != "finished"]
-    titles = {run.stage: f"{run.stage}: " if run.stage else "" for run in runs}
-    lines = [f"note      {titles[run.stage]}{run.note}" for run in runs if run.note]
-    for run in runs:
-        lines += [f"speed     {titles[run.stage]}{line}" for line in run.speed]
-    lines += [_describe_machine(run) for run in runs if run.machines > 1]
-    for root in dict.fromkeys(run.experiment.root for run in runs):
-        place = describe_lone_locks(root)
-        if place:
-            lines.append(
-                f"note      {place}: other machines may not see that a run is in use; start it "
-                "from one machine only"
-            )
-    datasets = [run.experiment.dataset.node for run in runs]
-    splits = [dataset.get("split") for dataset in datasets if not dataset.get("streaming")]
-    if {"train": "train", "eval": None} in splits:
-        lines.append(f"note      no rows are held out; {split_words(share=80)}")
-    for run in runs:
-        budget = evaluation_budget(run.experiment)
-        if budget:
-            lines += budget.lines()
-    for line in dict.fromkeys(lines):
-        print(line)
-
-
-def _describe_machine(run: Composed) -> str:
-    launcher = run.experiment.launcher
-    rank, _ = rank_of(launcher.node)
-    return (
-        f"note      machine {rank} of {run.machines}, with {launcher.num_processes} of "
-        f"{launcher.all_processes} processes; they meet at {rendezvous_of(launcher.node)}"
     )
 
 
@@ -323,20 +220,6 @@ def _refuse_several_processes(what: str, machines: int = 1) -> None:
         )
 
 
-@contextlib.contextmanager
-def _folder_errors(composed: Composed) -> Iterator[None]:
-    """Turn an error of the system into one that says whether the disk or the folder is to blame."""
-    try:
-        yield
-    except OSError as error:
-        group = f"{composed.experiment.output_root}/{composed.experiment.name}"
-        if error.errno not in NO_FOLDER and is_full(error, Path(group)):
-            raise full(Run(Path(group)), error) from error
-        raise EnvironmentFault(
-            Fault(
-                where=group,
-                found=str(error),
-                expected="a folder",
-                fix="output_root=<a folder that you may write>",
-            )
-        ) from error
+def _group_of(composed: Composed) -> str:
+    """The folder of the runs of one name, as it is written."""
+    return f"{composed.experiment.output_root}/{composed.experiment.name}"

@@ -14,15 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from runner import errors
-from runner.config.build import build, locate
-from runner.config.experiment import LauncherPart
 from runner.config.machines import rank
-from runner.errors import (
-    EnvironmentFault,
-    Fault,
-    FolderError,
-    RunnerError,
-)
+from runner.errors import EnvironmentFault, FolderError, RunnerError
 from runner.io.secrets import hidden
 from runner.io.temporary import uncollected
 from runner.io.terminal import print_error
@@ -36,16 +29,10 @@ from runner.launch.processes import (
 from runner.launch.run_log import logging_to
 from runner.launch.signals import Stop, handle_signals
 from runner.run import PATIENCE, Run, add_notes, check_lines, check_metadata, locked
+from runner.run.completion import finished, is_finished
 from runner.run.inputs import check_fingerprints
 from runner.run.place import hold_place
-from runner.run.record import finished
-from runner.run.seal import (
-    damage_of,
-    describe_damage,
-    remove_leftovers,
-    remove_unfinished,
-    sealed_checkpoints,
-)
+from runner.run.seal import remove_leftovers, remove_unfinished
 from runner.validate.libraries import find_missing_libraries
 
 log = logging.getLogger("runner.launch.worker")
@@ -59,22 +46,6 @@ VERBS: dict[Verb, str] = {
     "train": "runner.command.train",
     "rehearse": "runner.command.rehearse",
 }
-
-
-def launch(run: Run, debug: bool = False, launcher: LauncherPart | None = None) -> int:
-    """Train by the run's launcher, which may be in this process, and return the exit code."""
-    launcher = launcher or run.experiment.launcher
-    args = {key: build(value) for key, value in launcher.arguments.items() if key != "_target_"}
-    try:
-        target = locate(launcher.target)
-        if launcher.is_queue:  # a queue, in whose job we are
-            code: int = target(**args).train(run.folder, debug)
-        else:
-            code = target(run.folder, debug=debug, **args)
-        return code
-    except RunnerError as error:  # before anything has begun
-        conclude(run, None, error, debug)
-        return error.code
 
 
 def conclude(run: Run, state: str | None, error: RunnerError, debug: bool = False) -> None:
@@ -147,34 +118,3 @@ def _check_machine(run: Run) -> None:
         check_lines(run)
         step = run.status()["step"]
         add_notes(run, [f"at step {step}: {line}" for line in check_fingerprints(run)])
-
-
-def is_finished(run: Run) -> bool:
-    """True where a run has nothing left to do.
-
-    Where its model is damaged it has, if a checkpoint can make it whole. Raises FolderError where
-    that cannot be, or where the files that it was made with are others now.
-    """
-    if run.status()["state"] != "finished":
-        return False
-    damage: dict[str, str] = {}
-    if run.manifest().get("files"):  # else there is no model whose files were sealed
-        damage = {"model/": "missing"}
-        if run.model.is_dir():
-            damage = damage_of(run.model, touched_only=True)
-    if not damage:
-        for line in check_fingerprints(run):
-            print(f"note      {line}")
-        return True
-    found = f"the run is finished, but its model is damaged: {describe_damage(damage)}"
-    if not sealed_checkpoints(run.checkpoints):
-        raise FolderError(
-            Fault(
-                where=str(run.model),
-                found=found,
-                expected="the files that were sealed",
-                fix="put a complete copy of it back, or name=<another name> to train it again",
-            )
-        )
-    log.warning("%s: %s; it is written again from the newest checkpoint", run, found)
-    return False

@@ -16,6 +16,7 @@ The modules of this room:
     opening         the folder of a configuration, checked or made
     seal            checkpoints and models that are whole, or not there
     inputs          fingerprints of the files that a run reads
+    completion      a run that has nothing left to do
     continuation    going on from the checkpoint of another run
     find            the folder of the run that a word means
     record          the files of a run as plain values

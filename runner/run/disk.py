@@ -3,8 +3,10 @@
 Here is also whether other machines see the locks on a disk.
 """
 
+import contextlib
 import errno
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,16 @@ from runner.run.seal import sealed_checkpoints
 from runner.schema.literal import number
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# The errors of a place where no folder can be made, however much room there is.
+NO_FOLDER = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+)
 # In messages of writers that are not Python's own when a write has failed: torch's archives,
 # safetensors, arrow.
 WRITE_FAILURES = [
@@ -135,6 +147,24 @@ def full(run: Run, error: BaseException) -> EnvironmentFault:
             fix="free some and run the same command again",
         )
     )
+
+
+@contextlib.contextmanager
+def folder_errors(folder: str) -> Iterator[None]:
+    """Turn an error of the system into one that says whether the disk or the folder is to blame."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_FOLDER and is_full(error, Path(folder)):
+            raise full(Run(Path(folder)), error) from error
+        raise EnvironmentFault(
+            Fault(
+                where=folder,
+                found=str(error),
+                expected="a folder",
+                fix="output_root=<a folder that you may write>",
+            )
+        ) from error
 
 
 # --- Network disks ------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ level is declared in ``config.experiment``; unless it is in ``VOLATILE``, a defa
 ``conf/config.yaml`` enters the key of every run, so that all train again, while one that is read
 only where it is there, as ``tolerate``, leaves theirs as they are.
 
-Only what lasts is compared by ``run.continuation``, ``run.inputs`` and ``estimate.smoke``;
+Only what lasts is compared by ``run.continuation``, ``run.inputs`` and ``estimate.case``;
 ``run.open_run`` freezes a config of the same key again where the rest differs. Where a key means
 something else than before, ``run.FORMAT`` grows.
 """

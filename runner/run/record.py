@@ -331,11 +331,6 @@ def check_finished(run: RunRecord, verb: str) -> None:
 
 
 # --- Texts --------------------------------------------------------------------------------------
-def finished(run: Run) -> str:
-    """The line on a run that has nothing left to do."""
-    return f"finished  {run} already; nothing was changed"
-
-
 def one_line(cause: str, heading: bool = True) -> str:
     """A cause of several lines as one: its heading, where it is and what was found.
 

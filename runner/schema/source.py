@@ -291,6 +291,13 @@ def public_names(target: str, like: str = "") -> list[str]:
     return sorted(name for name in names if not name.startswith("_"))
 
 
+def names_by_subpackage(package: str) -> Iterator[list[str]]:
+    """The full names that each package below another one offers."""
+    for name in public_names(package):
+        subpackage = f"{package}.{name}"
+        yield [f"{subpackage}.{inner}" for inner in public_names(subpackage)]
+
+
 def _names_of_module(module: Module, like: str) -> set[str]:
     names = set(module.bindings)
     for star in module.stars:

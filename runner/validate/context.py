@@ -13,7 +13,7 @@ from runner.metric import ask as metric
 from runner.run.alarms import ALARMS
 from runner.schema.literal import to_text
 from runner.schema.read import Parameter, Signature, read_signature
-from runner.schema.source import find_module, public_names
+from runner.schema.source import find_module, names_by_subpackage, public_names
 from runner.schema.text import Config, Node, last_key, nodes, select
 from runner.schema.type import expression
 from runner.schema.upstream.constructor import FROM_GROUP, FROM_TOP
@@ -221,7 +221,7 @@ class ValidationContext:
         """The config of each trainer of TRL, experimental ones too, by the trainer's short name."""
         configs: dict[str, Signature] = {}
         stable_names = [f"trl.{name}" for name in public_names("trl")]
-        for names in (stable_names, *experimental_names()):
+        for names in (stable_names, *names_by_subpackage("trl.experimental")):
             for name in names:
                 stem = name.removesuffix("Config")
                 if stem == name or f"{stem}Trainer" not in names:
@@ -270,10 +270,3 @@ def is_called_later(path: str, signature: Signature) -> bool:
     """True for a reward or metric that is a function, which gets the columns that it names."""
     group = path.partition(".")[0]
     return group in NAMED_PARTS and any(name in signature.parameters for name in JUDGED)
-
-
-def experimental_names() -> Iterator[list[str]]:
-    """The full names in each of TRL's experimental packages."""
-    for package in public_names("trl.experimental"):
-        module = f"trl.experimental.{package}"
-        yield [f"{module}.{name}" for name in public_names(module)]

@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.config.override import is_local
+from runner.config.resolution import Composed
 from runner.errors import EnvironmentFault, Fault
 from runner.io.files import HUB_NAME
 from runner.io.hub import OFFLINE, hub_silence, is_cached, is_offline
+from runner.run import Run
+from runner.run.key import folder_of
 from runner.schema.text import Config, nodes
+from runner.validate.machine import HERE
 
 GROUPS = ("dataset", "model", "reward", "metric", "trainer")
 # Functions of ours that load something of the hub.
@@ -54,6 +58,17 @@ def settle_hub(cfgs: Sequence[Config]) -> None:
     if not is_offline():
         print(f"note      {silence}: what is in the cache is used", flush=True)
         os.environ[OFFLINE] = "1"
+
+
+def settle_hub_here(runs: Sequence[Composed]) -> None:
+    """Ask the hub once for what the runs need that train on this machine and are not finished."""
+    cfgs = []
+    for run in runs:
+        if run.choices.get("launcher", "local") in HERE:
+            folder = folder_of(run.cfg, run.overrides).absolute()
+            if Run(folder).status()["state"] != "finished":
+                cfgs.append(run.cfg)
+    settle_hub(cfgs)
 
 
 def _list_hub_names(cfg: Config) -> Iterator[tuple[str, HubName]]:

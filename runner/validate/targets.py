@@ -15,7 +15,6 @@ from runner.errors import Fault
 from runner.schema import source
 from runner.schema.did_you_mean import best_guess, nearest
 from runner.schema.text import short_text
-from runner.validate.context import experimental_names
 
 MAX_LETTERS = 300  # of a target
 MIN_LIKENESS = 0.75  # of a name that is offered in place of another
@@ -143,7 +142,7 @@ def _find_similar(target: str, allow: Collection[str], is_launcher: bool) -> str
     name = words[depth]
     candidates = [f"{owner}.{public}" for public in source.public_names(owner, name)]
     if words[0] == "trl":
-        for names in experimental_names():
+        for names in source.names_by_subpackage("trl.experimental"):
             candidates += names
         candidates += [f"runner.ppo.{public}" for public in source.public_names("runner.ppo")]
     full_names: dict[str, str] = {}  # by the last word; of two, the first one counts

@@ -1023,7 +1023,7 @@ DEFECTS = (
     Defect(
         "rehearsal_skips_batch_sizes",
         "Runs that differ in a batch size are rehearsed as one.",
-        "runner/estimate/smoke.py",
+        "runner/estimate/case.py",
         "isinstance(value, int) and LENGTHS.search(path)",
         "isinstance(value, int)",
         tests=("tests/test_rehearse.py::test_a_batch_size_is_no_mere_number",),

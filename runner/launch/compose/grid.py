@@ -18,6 +18,7 @@ from runner.config.composition import compose_unresolved, differences
 from runner.config.resolution import Composed
 from runner.errors import ConfigError, Fault, name_jobs
 from runner.launch.compose import stages, sweep_axes
+from runner.launch.compose.references import draft
 from runner.launch.compose.sweep_axes import SweptWord
 from runner.run.history import is_finite
 from runner.schema.text import scalars, select
@@ -193,7 +194,7 @@ def _find_family(
         # Each word of the first job, and the word that this trial has in its place.
         replaced = {start[key].word: trial[key].word for key in number_keys}
         trial_words = [replaced.get(word, word) for word in words]
-        composed = stages.draft(trial_words, folders)
+        composed = draft(trial_words, folders)
         drafts.append(composed)
         changed = [key for key in number_keys if trial[key] != start[key]]
         if len(changed) != 1:

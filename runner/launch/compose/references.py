@@ -4,11 +4,13 @@
 is that of the newest finished run of this name, and ``${run:my-sft/<folder>}`` that of one run.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.errors import Fault
+from runner.config.composition import compose
+from runner.config.resolution import Composed
+from runner.errors import ConfigError, Fault, FolderError
 from runner.run import Run
 from runner.run.record import read_run
 from runner.schema.did_you_mean import best_guess
@@ -98,6 +100,18 @@ class References:
         if likeliest:
             return f"{key}='${{run:{likeliest}}}'"
         return f"{key}=<org/name, or a folder>"
+
+
+def draft(overrides: Sequence[str], folders: Sequence[Path] = ()) -> Composed:
+    """The configuration of these overrides, unchecked, for use of some of its parts.
+
+    References are followed; ConfigError where that cannot be.
+    """
+    references = References()
+    composed = compose(overrides, folders)
+    FolderError.refuse(references.of_other_formats)
+    ConfigError.refuse(references.faults)
+    return composed
 
 
 def _finished_names(root: Path, name: str) -> list[str]:

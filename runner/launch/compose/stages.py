@@ -72,18 +72,6 @@ def as_command(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     return command
 
 
-def draft(overrides: Sequence[str], folders: Sequence[Path] = ()) -> Composed:
-    """The configuration of these overrides, unchecked, for use of some of its parts.
-
-    References are followed; ConfigError where that cannot be.
-    """
-    references = References()
-    composed = compose(overrides, folders)
-    FolderError.refuse(references.of_other_formats)
-    ConfigError.refuse(references.faults)
-    return composed
-
-
 def faults_of(composed: Composed, folders: Sequence[Path] = ()) -> list[Fault]:
     """The faults of a configuration: key by key, or where there are none, part against part."""
     typed = composed.typed

@@ -1,0 +1,74 @@
+"""The outcome of a case in lines of text, read from the files that its smoke run has left."""
+
+import copy
+from collections.abc import Sequence
+
+from runner.config.menu import read_options
+from runner.config.speed import choose_speed
+from runner.estimate.case import UNEXPORTED, Case, read_lengths
+from runner.io.files import read_json
+from runner.run import Run
+from runner.run.disk import sized
+from runner.run.seal import sealed_checkpoints
+from runner.schema.literal import number
+
+
+def describe_case(case: Case) -> list[str]:
+    """The outcome of a case in lines: the parts that were played, and what was changed."""
+    outcomes = {
+        "reading rows": _describe_rows(case.run),
+        "training, saving": _describe_checkpoint(case.run),
+        "resuming, scoring": _describe_scores(case.run),
+        "exporting": _describe_export(case.run),
+    }
+    if case.code:
+        missing = [part for part, outcome in outcomes.items() if not outcome]
+        part = missing[0] if missing else "exporting"
+        lines = [f"failed    {case.name}: {part}, after step {case.run.status()['step']}"]
+    else:
+        lines = [f"ok        {case.name}: {number(case.seconds, 2)} s"]
+        if len(case.runs) > 1:
+            lines[0] += f", for {len(case.runs)} runs that differ in numbers only"
+    lines += [f"  {part:<19}{outcome}" for part, outcome in outcomes.items() if outcome]
+    lines += _with_title("instead", case.small.notes)
+    speed = case.composed.speed
+    if not speed:  # nothing was asked for
+        cfg = copy.deepcopy(case.composed.cfg)
+        chosen, _ = choose_speed(cfg, read_options("speed")["max"])
+        speed = [f"speed=max would set {line}" for line in chosen]
+    return lines + _with_title("speed", speed)
+
+
+def _with_title(title: str, texts: Sequence[str]) -> list[str]:
+    """Indented lines with a title before the first."""
+    return [f"  {'' if index else title:<10}{text}" for index, text in enumerate(texts)]
+
+
+def _describe_rows(run: Run) -> str:
+    lines = read_lengths(run).get("lines")
+    return lines[0] if lines else ""
+
+
+def _describe_checkpoint(run: Run) -> str:
+    checkpoints = sealed_checkpoints(run.checkpoints)
+    if not checkpoints:
+        return ""
+    files = [path for path in checkpoints[0].rglob("*") if path.is_file()]
+    return f"{checkpoints[0].name}, {sized(sum(file.stat().st_size for file in files))}"
+
+
+def _describe_scores(run: Run) -> str:
+    if not run.model.is_dir():
+        return ""
+    scores = (read_json(run.folder / "scores.json") or {}).get("after")
+    if not scores:
+        return "no held-out rows"
+    name, score = next(iter(scores.items()))
+    return f"{len(scores)} held-out scores, such as {name} {number(score, 3)}"
+
+
+def _describe_export(run: Run) -> str:
+    unexported = read_json(run.folder / UNEXPORTED) or {}
+    if unexported.get("why"):
+        return f"not: {unexported['why']}"
+    return "as transformers loads it" if (run.folder / "export").is_dir() else ""

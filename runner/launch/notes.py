@@ -1,0 +1,46 @@
+"""The notes on runs that a command is about to start, as they are printed."""
+
+from collections.abc import Sequence
+
+from runner.config.machines import rank_of, rendezvous_of
+from runner.config.resolution import Composed
+from runner.dataset.request import split_words
+from runner.generate.budget import evaluation_budget
+from runner.launch.plan import Task, state_of
+from runner.run.disk import describe_lone_locks
+
+
+def print_notes(tasks: Sequence[Task]) -> None:
+    """Print, each once, the notes on runs that are not finished."""
+    runs = [task.composed for task in tasks if state_of(task.folder) != "finished"]
+    titles = {run.stage: f"{run.stage}: " if run.stage else "" for run in runs}
+    lines = [f"note      {titles[run.stage]}{run.note}" for run in runs if run.note]
+    for run in runs:
+        lines += [f"speed     {titles[run.stage]}{line}" for line in run.speed]
+    lines += [_describe_machine(run) for run in runs if run.machines > 1]
+    for root in dict.fromkeys(run.experiment.root for run in runs):
+        place = describe_lone_locks(root)
+        if place:
+            lines.append(
+                f"note      {place}: other machines may not see that a run is in use; start it "
+                "from one machine only"
+            )
+    datasets = [run.experiment.dataset.node for run in runs]
+    splits = [dataset.get("split") for dataset in datasets if not dataset.get("streaming")]
+    if {"train": "train", "eval": None} in splits:
+        lines.append(f"note      no rows are held out; {split_words(share=80)}")
+    for run in runs:
+        budget = evaluation_budget(run.experiment)
+        if budget:
+            lines += budget.lines()
+    for line in dict.fromkeys(lines):
+        print(line)
+
+
+def _describe_machine(run: Composed) -> str:
+    launcher = run.experiment.launcher
+    rank, _ = rank_of(launcher.node)
+    return (
+        f"note      machine {rank} of {run.machines}, with {launcher.num_processes} of "
+        f"{launcher.all_processes} processes; they meet at {rendezvous_of(launcher.node)}"
+    )
