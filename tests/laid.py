@@ -22,8 +22,8 @@ def lay_run(
 ) -> Path:
     """A run folder with these scores, logged lines, command-line words and top-level keys; returns the folder."""
     folder.mkdir(parents=True)
-    whole = {"name": folder.parent.name, "seed": 0, "metric": None} | cfg
-    write_config(folder, whole)
+    cfg_of_run = {"name": folder.parent.name, "seed": 0, "metric": None} | cfg
+    write_config(folder, cfg_of_run)
     write(
         folder / "status.json",
         {"state": state, "step": 4, "max_steps": 8, "updated": "2026-01-02T03:04:05+00:00"},

@@ -382,14 +382,14 @@ def test_options_of_callbacks_combine():
         "metric=none",
     )
     both = compose(["callback=[early_stopping,samples]", *stop]).cfg["callback"]
-    one = compose(
+    single = compose(
         [
             "callback=early_stopping",
             "callback.samples._target_=runner.training.callback.Samples",
             *stop,
         ]
     )
-    assert list(both) == list(one.cfg["callback"]) == ["early_stopping", "samples"]
+    assert list(both) == list(single.cfg["callback"]) == ["early_stopping", "samples"]
     assert list(compose(["callback=[samples,early_stopping]", *stop]).cfg["callback"]) == [
         "samples",
         "early_stopping",
@@ -472,12 +472,12 @@ def test_averages_of_weights_go_on_where_they_were(train):
     )
     run = train(*words).run
     average = run.checkpoints / "bema" / "model.safetensors"
-    whole = average.read_bytes()
+    content = average.read_bytes()
     for folder in (run.model, run.checkpoints / "checkpoint-4", average.parent):
         shutil.rmtree(folder)
     run.set_status("interrupted", step=2, max_steps=4, sealed=2)
     assert train(*words).state() == "finished"
-    assert average.read_bytes() == whole
+    assert average.read_bytes() == content
 
 
 @pytest.mark.parametrize("words", ["trainer=sft peft=lora", "trainer=ppo reward=length"])

@@ -64,12 +64,12 @@ class Imported:
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("menu")
-    known: dict[str, Imported] = {}
+    cache: dict[str, Imported] = {}
 
     def call(name: str) -> Imported:
-        if name not in known:
-            known[name] = Imported(SAMPLES / name, folder)
-        return known[name]
+        if name not in cache:
+            cache[name] = Imported(SAMPLES / name, folder)
+        return cache[name]
 
     return call
 
@@ -652,7 +652,7 @@ def test_a_script_of_trl_says_what_its_code_does(tmp_path, script, trainer, path
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("python online_dpo_vlm.py --model_name_or_path a/b", "from images learn"),
         ("swift infer --model a/b", "swift infer: a command that trains nothing"),
@@ -672,10 +672,10 @@ def test_a_script_of_trl_says_what_its_code_does(tmp_path, script, trainer, path
         ),
     ],
 )
-def test_a_command_that_trains_nothing_here_is_refused_by_name(tmp_path, text, said):
+def test_a_command_that_trains_nothing_here_is_refused_by_name(tmp_path, text, message):
     path = tmp_path / ("a.yaml" if ":" in text[:8] else "a.sh")
     path.write_text(f"{text}\n")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         translate(read_file(path), "a")
 
 
@@ -805,9 +805,9 @@ def test_what_somebody_wrote_does_not_steer_the_terminal(tmp_path, capsys, monke
     text = 'model_name_or_path: "org/\\e[31m"\ndataset_name: "\\u202ed"\n"a\\e[0m": 1\n'
     (tmp_path / "x.yaml").write_text(text)
     assert main(["import", str(tmp_path / "x.yaml"), "dialect=trl", "trainer=sft"]) == 0
-    said = capsys.readouterr().out
-    assert "a␛[0m" in said
-    assert not {"\x1b", "\u202e"} & {*said}
+    stdout = capsys.readouterr().out
+    assert "a␛[0m" in stdout
+    assert not {"\x1b", "\u202e"} & {*stdout}
 
 
 def test_what_somebody_wrote_neither_ends_a_comment_nor_hides_a_line_of_the_file(tmp_path):
@@ -1282,7 +1282,10 @@ def test_each_row_of_a_table_can_be_followed(tool):
         for path in filter(None, (case.to, *case.also)):
             if path.startswith("trainer.args.") and "*" not in path:
                 name = path.split(".")[2]
-                assert any(name in parameters[each].parameters for each in wanted or trainers), path
+                assert any(
+                    name in parameters[trainer_name].parameters
+                    for trainer_name in wanted or trainers
+                ), path
     assert set(table.sections["first"]) | set(table.sections["then"]) <= table.keys.keys()
 
 
@@ -1403,10 +1406,10 @@ def test_a_launcher_says_the_machines(written, tmp_path):
 )
 def test_a_file_that_only_says_the_strategy_is_refused_with_the_words(capsys, name, words):
     assert main(["import", str(SAMPLES / name)]) == 2
-    said = capsys.readouterr().err
-    assert "and no training" in said
-    assert words in said
-    assert "without" not in said
+    stderr = capsys.readouterr().err
+    assert "and no training" in stderr
+    assert words in stderr
+    assert "without" not in stderr
 
 
 def test_a_strategy_that_does_not_go_with_the_rest_is_said_before_it_runs(
@@ -1460,9 +1463,9 @@ def test_it_writes_into_the_menu_of_this_folder_and_never_over_a_file(
     ],
 )
 def test_a_name_that_is_no_plain_one_is_refused(tmp_path, monkeypatch, capsys, word):
-    here = tmp_path / "a" / "b"
-    (here / "conf" / "experiment").mkdir(parents=True)
-    monkeypatch.chdir(here)
+    folder = tmp_path / "a" / "b"
+    (folder / "conf" / "experiment").mkdir(parents=True)
+    monkeypatch.chdir(folder)
     before = sorted(tmp_path.rglob("*"))
     assert main(["import", str(SAMPLES / "axolotl_dpo.yaml"), word]) == 2
     assert "letters, digits" in capsys.readouterr().err
@@ -1625,7 +1628,7 @@ def test_a_file_that_does_not_say_its_method_is_refused_with_a_word_that_works(t
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "said"),
+    ("text", "key", "message"),
     [
         (
             "A=1\nif [ $X = y ]; then\n  E='--use_peft'\nfi\ntrl sft --dataset_name c/d $E\n",
@@ -1646,11 +1649,11 @@ def test_a_file_that_does_not_say_its_method_is_refused_with_a_word_that_works(t
         ("swift sft --model Qwen/Qwen3.5-4B --dataset x.jsonl\n", "model", "language part alone"),
     ],
 )
-def test_what_a_script_leaves_open_is_said_once(tmp_path, text, key, said):
+def test_what_a_script_leaves_open_is_said_once(tmp_path, text, key, message):
     (tmp_path / "a.sh").write_text(text)
     draft = translate(read_file(tmp_path / "a.sh"), "a")
     (note,) = [note for note in draft.notes if note.key == key]
-    assert said in f"{note.target} {note.why}"
+    assert message in f"{note.target} {note.why}"
     assert not any(note.key == f"{key}.{key}" for note in draft.notes)
 
 

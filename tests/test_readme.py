@@ -99,9 +99,9 @@ def test_the_settings_of_ppo_are_those_of_the_code():
         for node in body
         if isinstance(node, ast.AnnAssign)
     }
-    own = dict(list(fields.items())[list(fields).index("total_episodes") :])
+    fields_of_ppo = dict(list(fields.items())[list(fields).index("total_episodes") :])
     page = (ROOT / "runner" / "ppo" / "README.md").read_text(encoding="utf-8")
-    assert dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", page, re.M)) == own
+    assert dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", page, re.M)) == fields_of_ppo
 
 
 def test_the_exit_codes_are_those_of_the_code():
@@ -148,9 +148,9 @@ def test_every_option_group_is_in_the_table():
 
 def test_the_python_versions_are_those_of_the_project():
     """pyproject.toml says it for pip, ruff and mypy; the pages that repeat it agree."""
-    whole = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    project = whole["project"]
-    tools = whole["tool"]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project = settings["project"]
+    tools = settings["tool"]
     versions = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
     beyond = int(versions[-1].removeprefix("3.")) + 1
     assert project["requires-python"] == f">={versions[0]},<3.{beyond}"

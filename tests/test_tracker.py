@@ -95,11 +95,11 @@ def test_several_trackers_are_composed_into_one_and_change_no_key(tmp_path):
     (tmp_path / "experiment").mkdir()
     listed = "# @package _global_\ndefaults: [{override /tracker: [tensorboard, ours, none]}]\n"
     (tmp_path / "experiment" / "two.yaml").write_text(listed)
-    one = compose(["tracker=wandb"]).cfg
+    single = compose(["tracker=wandb"]).cfg
     typed = compose(["tracker=[wandb,tensorboard]"]).cfg
     assert typed["tracker"]["report_to"] == ["wandb", "tensorboard"]
-    assert key_of(one) == key_of(typed)
-    assert typed["tracker"]["environment"].items() > one["tracker"]["environment"].items()
+    assert key_of(single) == key_of(typed)
+    assert typed["tracker"]["environment"].items() > single["tracker"]["environment"].items()
     node = compose(["experiment=two"], [tmp_path]).cfg["tracker"]
     assert (node["report_to"], node["tags"]) == (["tensorboard", "wandb", "mlflow"], ["ours"])
     assert (
@@ -158,9 +158,9 @@ def trained_twice(runner, tracker: str, *words: str, **variables: str) -> Run:
 def test_tensorboard(runner):
     run = trained_twice(runner, "tensorboard")
     assert len(list((run.folder / "tensorboard").iterdir())) == 2, "each start writes a file"
-    seen = figures_of(run)
-    assert seen["train/loss"] == [1, 2, 3, 4]
-    assert seen["eval/loss"] == [0, 4]
+    figures = figures_of(run)
+    assert figures["train/loss"] == [1, 2, 3, 4]
+    assert figures["eval/loss"] == [0, 4]
     # below the format of the folder
     frozen = (run.folder / "config.yaml").read_text().partition("\n")[2]
     assert text_of(run, "config") == f"```yaml\n{frozen}```"
@@ -230,14 +230,14 @@ def wandb_records(path: Path):
 
     data = path.read_bytes()
     place = 7
-    whole = b""
+    record = b""
     while place + 7 <= len(data):
-        left = 32768 - place % 32768
-        if left < 7:
-            place += left
+        remaining = 32768 - place % 32768
+        if remaining < 7:
+            place += remaining
             continue
         _, size, kind = struct.unpack_from("<IHB", data, place)
-        whole = (b"" if kind in (1, 2) else whole) + data[place + 7 : place + 7 + size]
+        record = (b"" if kind in (1, 2) else record) + data[place + 7 : place + 7 + size]
         place += 7 + size
         if kind in (1, 4):
-            yield Record.FromString(whole)
+            yield Record.FromString(record)

@@ -55,10 +55,10 @@ def test_each_other_name_is_answered_with_ours(capsys):
     typed = [f"{name}={VALUES.get(path, '2')}" for name, path in names.items()]
     answered = set()
     for trainer in ("grpo", "sft"):
-        found = answers(capsys, f"trainer={trainer}", *typed)
+        replies = answers(capsys, f"trainer={trainer}", *typed)
         for name, path in names.items():
-            if (words := shlex.split(found[name]))[-1] == f"{path}={VALUES.get(path, '2')}":
-                assert words[:-1] == (["peft=lora"] if path.startswith("peft.") else []), found[
+            if (words := shlex.split(replies[name]))[-1] == f"{path}={VALUES.get(path, '2')}":
+                assert words[:-1] == (["peft=lora"] if path.startswith("peft.") else []), replies[
                     name
                 ]
                 answered.add(name)
@@ -122,8 +122,8 @@ TYPED = {
 @pytest.mark.slow
 def test_what_people_type_is_answered_with_the_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    found = answers(capsys, "trainer=dpo", *TYPED)
-    assert {f"{word}": found[word.partition("=")[0]].replace('"', "") for word in TYPED} == TYPED
+    answered = answers(capsys, "trainer=dpo", *TYPED)
+    assert {f"{word}": answered[word.partition("=")[0]].replace('"', "") for word in TYPED} == TYPED
 
 
 @pytest.mark.slow
@@ -161,12 +161,12 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         "base_model: org/x\nmicro_batch_size: 2\nlr: 1e-5\nepochs: 2\nlora_dim: 4\n"
     )
     assert main(["import", "theirs.yaml"]) == 0
-    said = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     for key, ours in {
         "lr": "learning_rate: 1.0e-05",
         "epochs": "trainer.args.num_train_epochs: 2",
     }.items():
-        assert re.search(rf"^  {key}: .* {re.escape(ours)}$", said, re.MULTILINE), said
+        assert re.search(rf"^  {key}: .* {re.escape(ours)}$", stdout, re.MULTILINE), stdout
 
 
 @pytest.mark.quick(20)
@@ -453,9 +453,9 @@ def test_the_version_is_ours(capsys):
 
 
 def test_options_lists_every_option_with_its_first_comment(tmp_path, capsys):
-    own = tmp_path / "trainer" / "mine.yaml"
-    own.parent.mkdir()
-    own.write_text("# My own method.\ntrainer: {_target_: x.Y}\n")
+    option_file = tmp_path / "trainer" / "mine.yaml"
+    option_file.parent.mkdir()
+    option_file.write_text("# My own method.\ntrainer: {_target_: x.Y}\n")
     assert main(["options", "--config-dir", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
@@ -505,9 +505,9 @@ def test_no_other_key_of_ours_holds_a_value_that_the_tables_refuse():
     ours = {*TOP, *(f"{group}.{name}" for group, names in PLAIN_GROUPS.items() for name in names)}
     rows = [
         pair
-        for each in read_sections().values()
+        for section in read_sections().values()
         for table in ("typed", "keys")
-        for pair in each.get(table, {}).items()
+        for pair in section.get(table, {}).items()
     ]
     assert {key for key, row in rows if key in ours and "'refused'" in str(row)} == {
         *MEANT_OTHERWISE

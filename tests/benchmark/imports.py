@@ -64,9 +64,9 @@ def commands_of(clone: Path) -> Iterator[tuple[str, str]]:
     for path in sorted({path for pattern in DOCUMENTS for path in clone.glob(pattern)}):
         lines = iter(path.read_text(encoding="utf-8").splitlines())
         for number, line in enumerate(lines):
-            if not (found := COMMAND.match(line)):
+            if not (command := COMMAND.match(line)):
                 continue
-            words = [found[1]]
+            words = [command[1]]
             while words[-1].endswith("\\") and (more := next(lines, None)) is not None:
                 words.append(more.lstrip(" #"))
             text = "\n".join(words)
@@ -141,8 +141,10 @@ def main() -> int:
                 or (options.files and outcome.code == 0)
                 or (options.refused and outcome.code == 2)
             ):
-                said = "\n    ".join(line for text in outcome.said for line in text.splitlines())
-                print(f"{outcome.code} {outcome.name}" + (f"\n    {said}" if said else ""))
+                messages = "\n    ".join(
+                    line for text in outcome.said for line in text.splitlines()
+                )
+                print(f"{outcome.code} {outcome.name}" + (f"\n    {messages}" if messages else ""))
         reasons = Counter(
             re.sub(r"\S*/\S+", "...", outcome.said[0])[:110] for outcome in outcomes if outcome.said
         )

@@ -108,7 +108,7 @@ def compare(
                 whys[number] = next(
                     line for line in reversed(str(error).splitlines()) if line.strip()
                 )[:200]
-    medians = [statistics.median(each or [math.nan]) for each in costs]
+    medians = [statistics.median(seconds or [math.nan]) for seconds in costs]
     return [
         f"{why} | |" if why else f"{cost:.1f} | {medians[0] / cost:.2f} | {loss}"
         for why, cost, loss in zip(whys, medians, losses, strict=True)
@@ -129,25 +129,25 @@ def write_rows(folder: Path) -> None:
         json.loads(line)
         for line in (folder / "rows" / "train.jsonl").read_text(encoding="utf-8").splitlines()
     ]
-    said = [
+    conversations = [
         {key: row[key][0]["content"] for key in ("prompt", "chosen", "rejected")} for row in rows
     ]
     turns = [
         [
-            {"role": "user", "content": each["prompt"]},
-            {"role": "assistant", "content": each["chosen"]},
+            {"role": "user", "content": conversation["prompt"]},
+            {"role": "assistant", "content": conversation["chosen"]},
         ]
-        for each in said
+        for conversation in conversations
     ]
     forms = {
         "trl/sft": [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows],
         "trl/dpo": [{key: row[key] for key in ("prompt", "chosen", "rejected")} for row in rows],
-        "lf/sft": said,
-        "lf/dpo": said,
-        "swift/sft": [{"messages": each} for each in turns],
+        "lf/sft": conversations,
+        "lf/dpo": conversations,
+        "swift/sft": [{"messages": turn} for turn in turns],
         "swift/dpo": [
             {"messages": each, "rejected_response": row["rejected"]}
-            for each, row in zip(turns, said, strict=True)
+            for each, row in zip(turns, conversations, strict=True)
         ],
     }
     for name, form in forms.items():
@@ -166,13 +166,18 @@ def write_rows(folder: Path) -> None:
 
 
 def runner(folder: Path) -> Side:
-    more = [f"learning_rate={RATE}", "output_root=made", "dataset.limit.eval=100"]
-    return Side("ours", lambda *how: [*ours(*how), *more])
+    settings = [f"learning_rate={RATE}", "output_root=made", "dataset.limit.eval=100"]
+    return Side("ours", lambda *how: [*ours(*how), *settings])
 
 
 def bare(folder: Path) -> Side:
-    more = [f"learning_rate={RATE}", "output_root=made", "metric=none", "dataset.split.eval=null"]
-    return Side("ours, no held-out rows", lambda *how: [*ours(*how), *more])
+    settings = [
+        f"learning_rate={RATE}",
+        "output_root=made",
+        "metric=none",
+        "dataset.split.eval=null",
+    ]
+    return Side("ours, no held-out rows", lambda *how: [*ours(*how), *settings])
 
 
 def script(folder: Path) -> Side:

@@ -164,7 +164,7 @@ def to_row(name: str, updates: int, results: dict[str, list[Result]]) -> str:
     our_peak, trl_peak = (
         median(result.peak_bytes for result in results[side]) for side in ("ours", "trl")
     )
-    ratios = [there / here for here, there in zip(ours, trl, strict=True)]
+    ratios = [trl_seconds / our_seconds for our_seconds, trl_seconds in zip(ours, trl, strict=True)]
     cells = [name, f"{median(trl):.2f}", f"{median(ours):.2f}", f"x{median(ratios):.2f}"]
     cells += [" ".join(f"{ratio:.2f}" for ratio in ratios)]
     cells += [f"{trl_peak / 1e6:.0f}", f"{our_peak / 1e6:.0f}", f"{our_peak / trl_peak:.2f}"]

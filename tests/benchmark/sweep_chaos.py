@@ -119,15 +119,15 @@ def kill_drivers(kills: int, chance: random.Random) -> None:
         "trainer.args.logging_steps=1",
     )
     words = ("seed=range(0,8)", "dataset.limit.train=64", *steps, *QUICK)
-    _, _, whole = sweep(*words, "name=calm")
-    left, killed = 0, 0
+    _, _, calm_seconds = sweep(*words, "name=calm")
+    running, killed = 0, 0
     longest = 0.0
     for _ in range(kills):
         process = subprocess.Popen(
             [sys.executable, "-m", "runner", "-m", *words, "name=killed"], stdout=subprocess.DEVNULL
         )
         try:
-            process.wait(chance.uniform(0.2, whole / 2))
+            process.wait(chance.uniform(0.2, calm_seconds / 2))
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             killed += 1
@@ -136,10 +136,10 @@ def kill_drivers(kills: int, chance: random.Random) -> None:
         while any_held("killed") and time.monotonic() - began < 10:
             time.sleep(0.05)
         longest = max(longest, time.monotonic() - began)
-        left += any_held("killed")
+        running += any_held("killed")
     text, code, _ = sweep(*words, "name=killed")
     print(
-        f"{killed} of {kills} drivers killed; alive after 10 s: {left}; longest goodbye {longest:.1f} s"
+        f"{killed} of {kills} drivers killed; alive after 10 s: {running}; longest goodbye {longest:.1f} s"
     )
     print(f"then: {text.splitlines()[-1]}, exit code {code}")
     calm, disturbed = run_files("calm"), run_files("killed")

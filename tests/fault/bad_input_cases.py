@@ -79,15 +79,27 @@ def write(path: Path, content: Content) -> None:
 
 
 def bad(
-    name: str, words: str, cause: str, fix: str, files: Mapping[str, Content] | None = None, **more
+    name: str,
+    words: str,
+    cause: str,
+    fix: str,
+    files: Mapping[str, Content] | None = None,
+    **kwargs,
 ) -> Case:
     return Case(
-        "", name, tuple(shlex.split(words)), more.pop("code", 2), cause, fix, files or {}, **more
+        "",
+        name,
+        tuple(shlex.split(words)),
+        kwargs.pop("code", 2),
+        cause,
+        fix,
+        files or {},
+        **kwargs,
     )
 
 
-def good(name: str, words: str, files: Mapping[str, Content] | None = None, **more) -> Case:
-    return Case("good", name, tuple(shlex.split(words)), 0, files=files or {}, **more)
+def good(name: str, words: str, files: Mapping[str, Content] | None = None, **kwargs) -> Case:
+    return Case("good", name, tuple(shlex.split(words)), 0, files=files or {}, **kwargs)
 
 
 # --- What the cases are made of -------------------------------------------------------------------
@@ -193,7 +205,7 @@ def literal(key: str, value: object, file: str = "config.json") -> Callable[[Pat
         path = folder / file
         values = json.loads(path.read_text()) if path.exists() else {}
         text = json.dumps(
-            {name: each for name, each in values.items() if name != key} | {"last": 0}
+            {name: value for name, value in values.items() if name != key} | {"last": 0}
         )
         path.write_text(text.replace('"last": 0', f'"{key}": {value}'))
 
@@ -210,8 +222,8 @@ def without(*names: str) -> Callable[[Path], None]:
 
 def cut(file: str, part: float) -> Callable[[Path], None]:
     def do(folder: Path) -> None:
-        whole = (folder / file).read_bytes()
-        (folder / file).write_bytes(whole[: int(len(whole) * part)])
+        content = (folder / file).read_bytes()
+        (folder / file).write_bytes(content[: int(len(content) * part)])
 
     return do
 
@@ -228,13 +240,13 @@ def weights(change: Callable[[dict], dict]) -> Callable[[Path], None]:
     return do
 
 
-def not_finite(found: dict) -> dict:
-    name = next(name for name in found if "q_proj" in name)
-    return found | {name: found[name] * float("inf")}
+def not_finite(config: dict) -> dict:
+    name = next(name for name in config if "q_proj" in name)
+    return config | {name: config[name] * float("inf")}
 
 
-def without_layer(found: dict) -> dict:
-    return {name: weight for name, weight in found.items() if ".layers.1." not in name}
+def without_layer(weights: dict) -> dict:
+    return {name: weight for name, weight in weights.items() if ".layers.1." not in name}
 
 
 def adapter(kind: str = "safetensors", **changes) -> dict[str, Content]:
@@ -3013,7 +3025,7 @@ ODD_WORDS = [
     good(
         "weights that nobody asked for",
         "model.path=m",
-        model(weights(lambda found: {**found, "extra": found["model.norm.weight"]})),
+        model(weights(lambda tensors: {**tensors, "extra": tensors["model.norm.weight"]})),
     ),
 ]
 SHELL = 'exec "$0" -m runner "$@"'
@@ -3134,16 +3146,16 @@ def parquet(path: Path) -> None:
 
 def shards(path: Path) -> None:
     """The weights in two files and an index."""
-    whole = (path / "model.safetensors").read_bytes()
-    (size,) = struct.unpack("<Q", whole[:8])
-    header = json.loads(whole[8 : 8 + size])
+    content = (path / "model.safetensors").read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + size])
     header.pop("__metadata__", None)
     names, places = list(header), {}
     for number, part in enumerate((names[::2], names[1::2]), 1):
         file, data, entries = f"model-0000{number}-of-00002.safetensors", b"", {}
         for name in part:
             start, end = header[name]["data_offsets"]
-            piece = whole[8 + size + start : 8 + size + end]
+            piece = content[8 + size + start : 8 + size + end]
             entries[name] = header[name] | {"data_offsets": [len(data), len(data) + len(piece)]}
             data += piece
             places[name] = file

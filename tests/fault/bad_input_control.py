@@ -164,10 +164,10 @@ def main(words: list[str]) -> int:
 
     kind, *rest = words
     rows = load_dataset("json", data_files="rows.jsonl", split="train")
-    given = {name: json.loads(text) for name, _, text in (word.partition("=") for word in rest)}
+    losses = {name: json.loads(text) for name, _, text in (word.partition("=") for word in rest)}
     policy = AutoModelForCausalLM.from_pretrained("m", dtype=torch.float32)
     before = {name: value.clone() for name, value in policy.state_dict().items()}
-    args = getattr(trl, f"{kind}Config")(**FIELDS | given)
+    args = getattr(trl, f"{kind}Config")(**FIELDS | losses)
     trainer = getattr(trl, f"{kind}Trainer")(policy, args=args, train_dataset=rows)
     trainer.train()
     trainer.save_model("out/model")

@@ -68,7 +68,7 @@ class Browser:
         os.close(theirs_out)
         self.rest, self.number, self.session, self.errors = b"", 0, None, []
         targets = self.call("Target.getTargets")["targetInfos"]
-        target = next(each["targetId"] for each in targets if each["type"] == "page")
+        target = next(target["targetId"] for target in targets if target["type"] == "page")
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
             "sessionId"
         ]
@@ -99,11 +99,11 @@ class Browser:
 
     def value(self, script: str):
         """What an expression is, in the page."""
-        found = self.call(
+        answer = self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
 
     def wait(self, script: str, seconds: float = 15) -> None:
         """Wait until an expression is true."""
@@ -140,10 +140,10 @@ class Browser:
             self.mouse("mouseMoved", x + (to - x) * step / 5, y, 0, "left")
         self.mouse("mouseReleased", to, y, 1, "left")
 
-    def picture(self, path: Path, whole: bool = True) -> None:
+    def picture(self, path: Path, full_page: bool = True) -> None:
         """A screenshot, of the whole page or of the window."""
         clip = {}
-        if whole:
+        if full_page:
             size = self.call("Page.getLayoutMetrics")["cssContentSize"]
             clip = {
                 "clip": {
@@ -154,8 +154,8 @@ class Browser:
                     "scale": 1,
                 }
             }
-        found = self.call("Page.captureScreenshot", captureBeyondViewport=whole, **clip)
-        path.write_bytes(base64.b64decode(found["data"]))
+        answer = self.call("Page.captureScreenshot", captureBeyondViewport=full_page, **clip)
+        path.write_bytes(base64.b64decode(answer["data"]))
 
     def overflow(self) -> int:
         """By how many pixels the page is wider than its window."""
@@ -174,11 +174,11 @@ class Browser:
 def browser() -> Iterator[Browser]:
     """A browser with a profile of its own."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        found = Browser(Path(folder))
+        browser_found = Browser(Path(folder))
         try:
-            yield found
+            yield browser_found
         finally:
-            found.close()
+            browser_found.close()
 
 
 @contextlib.contextmanager
@@ -229,22 +229,22 @@ def lay(root: Path, steps: int = 60) -> None:
 def line(step: int, kl: float, seed: int) -> dict:
     """A logged line."""
     wave = math.sin(step * (seed + 2) / 3) / 9
-    found = {
+    figures = {
         "loss": 2 / (step + 5) + wave / 9,
         "reward": step * (1 - kl) / 60 + wave,
         "kl": kl * step / 9 + wave / 20,
     }
-    found |= {
+    figures |= {
         "num_tokens": step * 900,
         "elapsed_seconds": step * (2 + kl),
         "tokens_per_second": 450 + 300 * wave,
     }
-    found |= {
+    figures |= {
         "grad_norm": 1 + wave,
         "learning_rate": 1e-4 / step,
         "memory/peak_gb": 1.5 + step / 900,
     }
-    return {"step": step, **found} | ({"eval_loss": 2.1 / (step + 5)} if step % 20 == 0 else {})
+    return {"step": step, **figures} | ({"eval_loss": 2.1 / (step + 5)} if step % 20 == 0 else {})
 
 
 def misses(root: Path, keep: Path | None = None, widths=WIDTHS) -> Iterator[str]:
@@ -347,7 +347,7 @@ def misses_of_controls(
     ):
         yield "no values at the cursor"
     if keep:
-        page.picture(keep / "cursor.png", whole=False)
+        page.picture(keep / "cursor.png", full_page=False)
     page.drag(x + width * 0.3, y + height / 2, x + width * 0.6)
     page.wait("!document.querySelector('.reset').disabled")
     page.value("document.querySelector('.controls input[type=checkbox]').click()")
@@ -376,22 +376,22 @@ def misses_of_controls(
     ):
         yield "the runs are not filtered"
     if keep:
-        page.picture(keep / "choices.png", whole=False)
+        page.picture(keep / "choices.png", full_page=False)
     (metrics,) = root.glob("sweep/kl_coef-0.5+seed-1-*/metrics.jsonl")
     with metrics.open("a") as file:
         file.writelines(json.dumps(line(step, 0.5, 1)) + "\n" for step in range(31, 46))
     set_status(metrics.parent, step=45)
     page.wait("document.body.innerText.includes('45/60')")
-    kept = [
+    errors = [
         page.value("document.activeElement.value"),
         page.value("document.querySelectorAll('.off').length"),
     ]
-    if [*kept, page.value("document.querySelector('.reset').disabled")] != ["0.5", 2, False]:
-        yield f"a page that renews itself loses choices: {kept}"
+    if [*errors, page.value("document.querySelector('.reset').disabled")] != ["0.5", 2, False]:
+        yield f"a page that renews itself loses choices: {errors}"
     server.shutdown()
     server.server_close()
     page.wait("document.querySelector('.live').textContent.startsWith('disconnected')")
-    page.errors = [each for each in page.errors if "CONNECTION_REFUSED" not in json.dumps(each)]
+    page.errors = [error for error in page.errors if "CONNECTION_REFUSED" not in json.dumps(error)]
 
 
 if __name__ == "__main__":

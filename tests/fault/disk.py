@@ -135,12 +135,12 @@ def door() -> Callable[[list[str]], int]:
 def mount(folder: Path, size: int) -> None:
     """Put a small disk over a folder, seen by this process and its children only."""
     libc = ctypes.CDLL(None, use_errno=True)
-    own = os.getuid(), os.getgid()
+    user = os.getuid(), os.getgid()
     if libc.unshare(CLONE_NEWNS) and libc.unshare(CLONE_NEWNS | CLONE_NEWUSER) == 0:
         for name, line in (
             ("setgroups", "deny"),
-            ("uid_map", f"0 {own[0]} 1"),
-            ("gid_map", f"0 {own[1]} 1"),
+            ("uid_map", f"0 {user[0]} 1"),
+            ("gid_map", f"0 {user[1]} 1"),
         ):
             Path(f"/proc/self/{name}").write_text(line)
     libc.mount(b"none", b"/", None, MS_PRIVATE | MS_REC, None)
@@ -152,10 +152,10 @@ def can_mount() -> bool:
     """Whether a small disk can be had on this machine."""
     code = "import disk, sys, pathlib; disk.mount(pathlib.Path(sys.argv[1]), 1 << 20)"
     with tempfile.TemporaryDirectory() as folder:
-        own = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{TESTS}:{TESTS.parent}"}
+        variables = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{TESTS}:{TESTS.parent}"}
         return (
             subprocess.run(
-                [sys.executable, "-c", code, folder], env=own, capture_output=True
+                [sys.executable, "-c", code, folder], env=variables, capture_output=True
             ).returncode
             == 0
         )
@@ -163,10 +163,10 @@ def can_mount() -> bool:
 
 def fill_at(asked: dict, outputs: Path) -> None:
     """Leave so many bytes free from the instant on at which a file is touched for the n-th time."""
-    seen, done = 0, False
+    writes, done = 0, False
 
     def hook(event: str, arguments: tuple) -> None:
-        nonlocal seen, done
+        nonlocal writes, done
         if event not in TOUCHES or done:
             return
         path = _path(event, arguments)
@@ -175,8 +175,8 @@ def fill_at(asked: dict, outputs: Path) -> None:
             and path.startswith(str(outputs))
             and re.search(asked["pattern"], f"{event} {path}")
         ):
-            seen += 1
-            if seen == asked["count"]:
+            writes += 1
+            if writes == asked["count"]:
                 done = True
                 fill(outputs / "ballast", asked["free"])
 
@@ -274,8 +274,8 @@ class Whole:
     def differs(self, place: Place, second: dict, left_out: set[str] = frozenset()) -> str:
         if second["code"]:
             return f"the second time: exit code {second['code']}: {second['text'][-400:]}"
-        found = run_files(place.run)
-        names = sorted(key for key in self.wanted | found if self.wanted.get(key) != found.get(key))
+        files = run_files(place.run)
+        names = sorted(key for key in self.wanted | files if self.wanted.get(key) != files.get(key))
         names = [name for name in names if name not in left_out]
         shutil.rmtree(place.folder)
         return f"differs in {', '.join(names)}" if names else ""
@@ -323,16 +323,16 @@ def told_of(name: str, cases: dict[str, tuple[bool, str]]) -> int:
     return len(bad)
 
 
-def every_write(whole: Whole, most: int) -> dict[str, tuple[bool, str]]:
+def every_write(full_run: Whole, most: int) -> dict[str, tuple[bool, str]]:
     """Each k of each call, until the save has no more of them."""
-    found = {}
+    outcomes = {}
     for call in CALLS:
         for number in range(1, most + 1):
-            hit, bad = whole.injected(call, number)
+            hit, bad = full_run.injected(call, number)
             if not hit and not bad:
                 break
-            found[f"{call} {number}"] = (hit, bad)
-    return found
+            outcomes[f"{call} {number}"] = (hit, bad)
+    return outcomes
 
 
 def main() -> int:
@@ -346,17 +346,21 @@ def main() -> int:
         return 1
     with tempfile.TemporaryDirectory() as folder:
         warm = Warm(Path(folder) / "warm")
-        whole = Whole(Path(folder), warm)
+        full_run = Whole(Path(folder), warm)
         sizes = SIZES[:: max(1, len(SIZES) // asked.count)][: asked.count]
         bad += told_of(
-            "sizes", {f"{n:.2f}": whole.filled(RECORD, 1, int(n * whole.checkpoint)) for n in sizes}
+            "sizes",
+            {f"{n:.2f}": full_run.filled(RECORD, 1, int(n * full_run.checkpoint)) for n in sizes},
         )
         instants = dict(list(INSTANTS.items())[: asked.count])
-        bad += told_of("instants", {name: whole.filled(*at, 0) for name, at in instants.items()})
+        bad += told_of(
+            "instants", {name: full_run.filled(*instant, 0) for name, instant in instants.items()}
+        )
         if shutil.which("strace"):
-            bad += told_of("writes", every_write(whole, asked.count))
+            bad += told_of("writes", every_write(full_run, asked.count))
         plain = [
-            whole.control(int(n * whole.checkpoint)) for n in sizes[:: 1 if asked.count < 26 else 3]
+            full_run.control(int(n * full_run.checkpoint))
+            for n in sizes[:: 1 if asked.count < 26 else 3]
         ]
         lost = sum(end.startswith("lost") for end in plain)
         print(
