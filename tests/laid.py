@@ -84,7 +84,7 @@ def wave(steps: int) -> list[dict]:
 
 def jobs_of(words) -> list[list[str]]:
     """The words of each job of a sweep."""
-    return [
-        [word for word, _ in picked]
-        for picked in itertools.product(*sweep_axes.options(words).values())
-    ]
+    jobs = []
+    for options in itertools.product(*sweep_axes.options(words).values()):
+        jobs.append([word for word, _ in options])
+    return jobs

@@ -299,11 +299,9 @@ def test_a_callback_is_served_what_it_names(train, mine, tmp_path):
 @pytest.mark.slow
 def test_callbacks_come_as_they_are_listed(train, mine):
     """The one that asks for the trainer waits for it, and comes behind the others."""
-    words = [
-        word
-        for name, target in {"b": "First", "c": "Ordered", "a": "First"}.items()
-        for word in (f"callback.{name}._target_=others.{target}", f"callback.{name}.word={name}")
-    ]
+    words = []
+    for name, target in {"b": "First", "c": "Ordered", "a": "First"}.items():
+        words += [f"callback.{name}._target_=others.{target}", f"callback.{name}.word={name}"]
     done = train("trainer=sft", "allow=[others]", *words, *SHORT)
     assert (done.run.folder / "order.txt").read_text().split() == ["b", "a", "c", "b", "a", "c"]
 

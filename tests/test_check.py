@@ -621,9 +621,8 @@ def test_what_is_known_of_fields_is_of_fields_that_there_are():
     signatures["BEMACallback"] = read_signature("trl.BEMACallback")
     fields = {owner: set(signature.parameters) for owner, signature in signatures.items()}
     fields["Adafactor"] = {
-        name
-        for target in ("transformers.Adafactor", "torch.optim.Adafactor")
-        for name in read_signature(target).parameters
+        *read_signature("transformers.Adafactor").parameters,
+        *read_signature("torch.optim.Adafactor").parameters,
     }
     for owner, row in BY_CLASS.items():
         assert set(row) - fields[owner] == set(), owner

@@ -1,6 +1,7 @@
 """Every raw form against every trainer form, by rows worked out by hand, and what is refused."""
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -263,7 +264,7 @@ def answers(wanted):
 
 
 CELLS = {name: (row, form, wanted | answers(wanted)) for name, (row, form, wanted) in CELLS.items()}
-TABLE = [(name, to) for name in CELLS for to in FORMS_FOR]
+TABLE = list(itertools.product(CELLS, FORMS_FOR))
 
 
 @pytest.mark.parametrize(("name", "to"), TABLE)

@@ -798,7 +798,8 @@ def test_of_two_processes_one_converts(file, runner):
         started.wait() for started in runner.start_two(file, door="test_dataset:load_as_one_of_two")
     ]
     assert [done.returncode for done in both] == [0, 0], both
-    lines = [line.split() for done in both for line in done.stdout.splitlines()]
+    stdout = "".join(done.stdout for done in both)
+    lines = [line.split() for line in stdout.splitlines()]
     assert [line for line in lines if line[0] == "converted"] == [["converted", "by", "0"]]
     rows = [line[2:] for line in lines if line[0] == "rows"]
     assert len(rows) == 2

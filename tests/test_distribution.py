@@ -24,13 +24,10 @@ def wheel(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def write() -> None:
-        extras = PROJECT["optional-dependencies"].items()
-        extras = [
-            f"{package}; extra == '{extra}'" for extra, packages in extras for package in packages
-        ]
-        needs = "".join(
-            f"Requires-Dist: {dependency}\n" for dependency in (*PROJECT["dependencies"], *extras)
-        )
+        dependencies = list(PROJECT["dependencies"])
+        for extra, packages in PROJECT["optional-dependencies"].items():
+            dependencies += [f"{package}; extra == '{extra}'" for package in packages]
+        needs = "".join(f"Requires-Dist: {dependency}\n" for dependency in dependencies)
         folder = tmp_path / f"{NAME.replace('-', '_')}-1.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(

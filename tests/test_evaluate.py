@@ -139,7 +139,8 @@ def test_the_interval_of_wins_is_wilsons_and_ties_make_it_narrower():
     tied = [
         compare([0.5] * ties + [1.0, 0.0] * ((20 - ties) // 2), [0.5] * 20) for ties in (0, 10, 20)
     ]
-    widths = [high - low for low, high in (figures["win_rate_interval"] for figures in tied)]
+    intervals = [figures["win_rate_interval"] for figures in tied]
+    widths = [high - low for low, high in intervals]
     # that 20 are tied does not mean that all would be
     assert widths[0] > widths[1] > widths[2] > 0.1
 
@@ -172,9 +173,9 @@ def test_loss_and_perplexity_are_those_of_the_known_answers(evaluate):
 @pytest.mark.slow
 def test_metrics_and_rewards_are_means_over_prompts_with_their_errors(evaluate):
     figures, rows, streams = evaluate(*TOY, "n=3", "temperature=2", "seed=4")
-    assert [(row["row"], row["sample"]) for row in rows] == [
-        (row, n) for row in range(10) for n in range(3)
-    ]
+    assert [(row["row"], row["sample"]) for row in rows] == list(
+        itertools.product(range(10), range(3))
+    )
     by_row = np.array([row["reward"] for row in rows]).reshape(10, 3).mean(1)
     assert figures["scores"]["eval_reward"] == pytest.approx(by_row.mean())
     assert figures["errors"]["eval_reward"] == pytest.approx(by_row.std(ddof=1) / math.sqrt(10))

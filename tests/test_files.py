@@ -1,5 +1,6 @@
 """Files are whole or absent, and damage is told from health."""
 
+import itertools
 import json
 import os
 import shutil
@@ -83,9 +84,9 @@ def said(path):
 
 @pytest.mark.slow
 def test_rows_are_added_without_a_look_at_those_of_earlier_steps(table):
-    assert [(row["step"], row["set"]) for row in said(table)] == [
-        (n, s) for n in range(1, 901) for s in "ab"
-    ]
+    assert [(row["step"], row["set"]) for row in said(table)] == list(
+        itertools.product(range(1, 901), "ab")
+    )
     before = table.read_bytes()
     node = table.stat().st_ino
     table.write_bytes(b"x" + before[1:])

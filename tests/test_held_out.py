@@ -1,5 +1,6 @@
 """Held-out figures are those of the set: the same whatever the batches and the processes, and the right one ranks."""
 
+import itertools
 import json
 from fractions import Fraction
 from types import SimpleNamespace
@@ -55,7 +56,7 @@ def test_processes_share_rows_so_that_each_counts_once(count, size, processes, g
     for together in zip(*(share.batches for share in shares), strict=True):
         assert len({len(batch) for batch in together}) == 1
         assert 0 < len(together[0]) <= size
-        joined = [row for batch in together for row in batch]
+        joined = list(itertools.chain.from_iterable(together))
         assert all(
             joined[start] // group == joined[start + group - 1] // group
             for start in range(0, len(joined), group)

@@ -4,6 +4,7 @@ Each case is a subprocess that prints one JSON value, because the libraries read
 they are imported.
 """
 
+import itertools
 import json
 import subprocess
 import sys
@@ -134,11 +135,11 @@ def expected_answers(absent: str, gated: str, private: str, present: str) -> dic
         "open/model": present,
     }
     missing = "RemoteEntryNotFoundError 404"
-    return {
-        f"{name}/{file}": missing if text == "{}" and file == "nothing.json" else text
-        for name, text in answers.items()
-        for file in ("config.json", "nothing.json")
-    }
+    answer_of_file = {}
+    for name, text in answers.items():
+        answer_of_file[f"{name}/config.json"] = text
+        answer_of_file[f"{name}/nothing.json"] = missing if text == "{}" else text
+    return answer_of_file
 
 
 @pytest.mark.quick(1)
@@ -370,7 +371,7 @@ def test_everything_is_up_under_its_real_name(hub: Hub) -> None:
 def test_no_row_is_in_two_splits() -> None:
     for repo_id in ROWS:
         for splits in rows_of(repo_id).values():
-            rows = [json.dumps(row) for split in splits.values() for row in split]
+            rows = [json.dumps(row) for row in itertools.chain(*splits.values())]
             assert len(rows) == len(set(rows)), repo_id
 
 

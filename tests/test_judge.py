@@ -1,5 +1,6 @@
 """Metrics and rewards on rows: which rows each is asked about, and what becomes of its answers."""
 
+import itertools
 import math
 
 import pytest
@@ -36,9 +37,9 @@ def test_each_completion_is_judged_with_the_columns_of_its_row():
     )
     assert asked == [([*"ccddgg"], ["abc"] * 2 + ["d"] * 2 + ["efg"] * 2)]
     assert sum(made) == 6
-    assert [(row["row"], row["sample"]) for row in figures.completions] == [
-        (r, n) for r in range(3) for n in range(2)
-    ]
+    assert [(row["row"], row["sample"]) for row in figures.completions] == list(
+        itertools.product(range(3), range(2))
+    )
     means = [
         sum(len(row["completion"]) for row in figures.completions if row["row"] == r) / 2
         for r in range(3)

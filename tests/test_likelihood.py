@@ -51,9 +51,8 @@ def test_each_answer_is_read_as_if_it_were_alone(model, tokenizer):
 
 
 def test_an_answer_is_what_training_would_learn(tokenizer):
-    answers = [
-        tokenizer.decode(ids[start:]) for ids, start in (to_ids(tokenizer, row) for row in ROWS)
-    ]
+    encoded = [to_ids(tokenizer, row) for row in ROWS]
+    answers = [tokenizer.decode(ids[start:]) for ids, start in encoded]
     end = tokenizer.eos_token
     closed = tokenizer.apply_chat_template(CHAT + ANSWER, tokenize=False)
     opened = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)

@@ -45,11 +45,8 @@ CASES = [
 def test_a_target_names_the_module_that_defines_it(group):
     """So that the YAML says which file to open."""
     options = (Path(__file__).parent.parent / "conf" / group).glob("*.yaml")
-    targets = {
-        target
-        for file in options
-        for target in re.findall(r"_target_: (runner\S+)", file.read_text())
-    }
+    text = "\n".join(file.read_text() for file in options)
+    targets = set(re.findall(r"_target_: (runner\S+)", text))
     assert len(targets) > 10
     for target in targets:
         module, _, name = target.rpartition(".")
@@ -81,11 +78,9 @@ def by_pairs(scores, labels):
     """AUC as it is defined: over all pairs of a right and a wrong row, a tie counting half."""
     right = [score for score, label in zip(scores, labels, strict=True) if label]
     wrong = [score for score, label in zip(scores, labels, strict=True) if not label]
-    wins = [
-        1.0 if positive > negative else 0.5 if positive == negative else 0.0
-        for positive in right
-        for negative in wrong
-    ]
+    wins = []
+    for positive, negative in itertools.product(right, wrong):
+        wins.append((positive > negative) + 0.5 * (positive == negative))
     return sum(wins) / len(wins)
 
 

@@ -140,11 +140,9 @@ def shop(path):
 
 
 def test_auc_within_users_on_several_sets_each_with_its_own_metrics(train, tmp_path):
-    words = tuple(
-        f"metric.{name}.{key}={value}"
-        for name in ("auc", "grouped_auc", "accuracy")
-        for key, value in (("positive", "great"), ("preprocess.negative", "bad"))
-    )
+    words = ()
+    for name in ("auc", "grouped_auc", "accuracy"):
+        words += (f"metric.{name}.positive=great", f"metric.{name}.preprocess.negative=bad")
     sets = (
         "dataset.split.train=train[:48]",
         "dataset.split.eval={one: 'train[48:72]', two: 'train[72:]'}",

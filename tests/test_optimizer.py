@@ -28,11 +28,11 @@ def build(groups, **settings):
         torch.optim.AdamW, weights.items(), settings=settings, groups=groups, decayed=DECAYED
     )
     names = {id(weight): name for name, weight in weights.items()}
-    return {
-        names[id(weight)]: (group["lr"], group["weight_decay"])
-        for group in made.param_groups
-        for weight in group["params"]
-    }
+    settings = {}
+    for group in made.param_groups:
+        for weight in group["params"]:
+            settings[names[id(weight)]] = (group["lr"], group["weight_decay"])
+    return settings
 
 
 def test_without_groups_only_biases_and_norms_escape_the_decay():

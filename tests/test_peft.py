@@ -2,6 +2,7 @@
 trainer measures from that start.
 """
 
+import itertools
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -313,8 +314,8 @@ STARTS = ["full", "moved", "lora", "loaded", "pissa", "loaded pissa"]
     # Of those that are given a reference, and of those that make one, one from everywhere and the
     # others from two.
     [
-        *((kind, start) for kind in ("dpo", "grpo") for start in STARTS),
-        *((kind, start) for kind in ("kto", "rloo", "online_dpo") for start in ("moved", "loaded")),
+        *itertools.product(("dpo", "grpo"), STARTS),
+        *itertools.product(("kto", "rloo", "online_dpo"), ("moved", "loaded")),
     ],
 )
 def test_the_reference_is_the_start_model(kind, start, folder, tmp_path):

@@ -58,14 +58,10 @@ def test_a_sweep_computes_the_reference_once_and_each_run_is_what_it_is_alone(ru
         assert COMPUTED not in separate.stderr
         for name, how in (("alone", "once"), ("each", "in each step")):
             assert Run(runner.runs(name)[0]).manifest()["reference"] == how
-        losses = [
-            [
-                line["loss"]
-                for line in read_metrics(Run(runner.runs(name)[0]).metrics)
-                if line["step"]
-            ]
-            for name in ("alone", "each")
-        ]
+        losses = []
+        for name in ("alone", "each"):
+            lines = read_metrics(Run(runner.runs(name)[0]).metrics)
+            losses.append([line["loss"] for line in lines if line["step"]])
         assert losses[0] == pytest.approx(losses[1], abs=1e-6) and len(losses[0]) == 3
         # A run that reads less than each row takes what is kept of them, and nothing where
         # something else matters.

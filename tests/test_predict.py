@@ -1,5 +1,6 @@
 """What a trained model answers: the same for a prompt whatever is beside it, written once, and continued exactly."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -119,10 +120,14 @@ def test_padding_takes_no_position():
 def test_other_seeds_rows_and_samples_are_other_completions(tiny):
     hot = Sampling(12, temperature=2.0)
     prompts = CHATS[:1] * 2
-    samples = [complete(*tiny, hot, prompts=prompts, seed=seed, n=2) for seed in (0, 0, 1)]
-    first, again, other = ([tuple(one.token_ids) for one in each] for each in samples)
-    assert first == again
-    assert len({*first, *other}) == 8
+
+    def sample(seed):
+        completions = complete(*tiny, hot, prompts=prompts, seed=seed, n=2)
+        return [tuple(completion.token_ids) for completion in completions]
+
+    first = sample(seed=0)
+    assert sample(seed=0) == first
+    assert len({*first, *sample(seed=1)}) == 8
 
 
 @pytest.mark.parametrize(
@@ -231,9 +236,9 @@ def test_an_evaluation_samples_the_same_whatever_is_side_by_side_and_leaves_all_
 def test_every_row_has_its_lines_in_order(predict, tmp_path):
     predict(*TOY, "n=2", "to=out.jsonl")
     rows = rows_of(tmp_path / "out.jsonl")
-    assert [(row["row"], row["sample"]) for row in rows] == [
-        (row, n) for row in range(12) for n in (0, 1)
-    ]
+    assert [(row["row"], row["sample"]) for row in rows] == list(
+        itertools.product(range(12), (0, 1))
+    )
     assert all(
         list(row)
         == ["row", "sample", "prompt", "completion", "finish", "log_probability", "tokens"]
@@ -251,12 +256,10 @@ def test_every_row_has_its_lines_in_order(predict, tmp_path):
 def test_the_batch_size_changes_nothing(predict, tmp_path):
     predict(*TOY[:3], "temperature=1", "batch_size=1", "to=one.jsonl")
     predict(*TOY[:3], "temperature=1", "batch_size=12", "to=all.jsonl")
-    streams_by_size = [
-        [row["completion"] for row in rows_of(tmp_path / name)]
-        for name in ("one.jsonl", "all.jsonl")
-    ]
-    assert streams_by_size[0] == streams_by_size[1]
-    assert len(set(streams_by_size[0])) > 6
+    one_by_one = [row["completion"] for row in rows_of(tmp_path / "one.jsonl")]
+    together = [row["completion"] for row in rows_of(tmp_path / "all.jsonl")]
+    assert one_by_one == together
+    assert len(set(one_by_one)) > 6
 
 
 @pytest.mark.slow

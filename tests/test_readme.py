@@ -1,6 +1,7 @@
 """The READMEs cannot lie: their commands compose, their tables agree with the code, the first screen is short."""
 
 import ast
+import itertools
 import re
 import shlex
 import tomllib
@@ -33,12 +34,8 @@ PAGES = [
 FIRST, *OTHERS = (page.read_text(encoding="utf-8") for page in PAGES)
 TEXT = "\n".join([FIRST, *OTHERS])
 BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT.replace("\\\n", ""), re.S)
-COMMANDS = [
-    line.rpartition("&& ")[2]
-    for block in BLOCKS
-    for line in block.splitlines()
-    if "python -m runner" in line
-]
+LINES_OF_BLOCKS = "\n".join(BLOCKS).splitlines()
+COMMANDS = [line.rpartition("&& ")[2] for line in LINES_OF_BLOCKS if "python -m runner" in line]
 
 
 @pytest.mark.slow
@@ -76,7 +73,7 @@ def test_the_options_of_the_first_page_are_there():
     menu = config.read_menu()
     assert rows
     for groups, options in rows:
-        names = {name for group in re.findall(r"`(\w+)=`", groups) for name in menu[group]}
+        names = set(itertools.chain(*(menu[group] for group in re.findall(r"`(\w+)=`", groups))))
         assert set(re.findall(r"`(\w+)`", options)) <= names, groups
 
 
@@ -111,13 +108,11 @@ def test_the_exit_codes_are_those_of_the_code():
 
 
 def test_the_table_of_rows_agrees_with_the_arrows():
-    rows = {
-        cells[0].strip(): [bool(cell.strip()) for cell in cells[1:7]]
-        for cells in (
-            line.strip("|").split("|") for line in TEXT.splitlines() if line.count("|") == 8
-        )
-        if not set(cells[0].strip()) <= {"-"}
-    }
+    rows = {}
+    for line in TEXT.splitlines():
+        name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        if line.count("|") == 8 and not set(name) <= {"-"}:
+            rows[name] = [bool(cell) for cell in cells[:6]]
     columns = ("demonstration", "preference", "triple", "unpaired", "messages", "prompt")
     named = {
         "preference": "preference",
@@ -134,9 +129,7 @@ def test_the_table_of_rows_agrees_with_the_arrows():
 
 def test_the_test_command_is_what_ci_runs():
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    command = next(
-        line for block in BLOCKS for line in block.splitlines() if line.endswith("pytest")
-    )
+    command = next(line for line in LINES_OF_BLOCKS if line.endswith("pytest"))
     for part in re.sub(r"python3\.\d+", "python3", command).split(" && "):
         assert part in ci.replace(" --quiet", ""), part
 

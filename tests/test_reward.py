@@ -283,11 +283,9 @@ def test_a_process_model_reads_each_step_where_it_ends(tmp_path, kind):
 
     def by_hand(*pieces):
         """Piece by piece, as TRL's trainer of such models makes its tokens."""
-        ids = [
-            token
-            for piece in pieces
-            for token in tokenizer(piece, add_special_tokens=False)["input_ids"]
-        ]
+        ids = []
+        for piece in pieces:
+            ids += tokenizer(piece, add_special_tokens=False)["input_ids"]
         logits = model(input_ids=torch.tensor([ids])).logits.detach()
         return (logits[0, -1] if logits.ndim == 3 else logits[0]).softmax(-1)[1].item()
 

@@ -88,11 +88,9 @@ def every_kind(tmp_path, url):
         "remote": {"_target_": "runner.reward.remote.Remote", "url": url, "batch_size": 8},
     }
     nodes["keywords"]["required"] = "['1','2','3']"
-    words = [
-        f'reward.{name}.{key}="{value}"'
-        for name, node in nodes.items()
-        for key, value in node.items()
-    ]
+    words = []
+    for name, node in nodes.items():
+        words += [f'reward.{name}.{key}="{value}"' for key, value in node.items()]
     plain = [word.replace('"', "") if "pattern" not in word else word for word in words]
     return list(nodes), ["reward=none", *plain]
 

@@ -3,6 +3,7 @@
 import ast
 import collections
 import io
+import itertools
 import re
 import subprocess
 import sys
@@ -35,7 +36,9 @@ ORDER = [
     "__main__",
     "__init__",
 ]
-LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms.split()}
+LEVEL: dict[str, int] = {}
+for level, rooms in enumerate(ORDER):
+    LEVEL |= dict.fromkeys(rooms.split(), level)
 VERBS = ("launch", "command")  # the worker starts a verb by its name
 HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib")
 OLD_WORDS = (
@@ -176,7 +179,7 @@ def test_the_map_of_changes_names_files_that_are_there():
 
 
 def lines() -> list[str]:
-    return [line for text in TEXTS.values() for line in text.splitlines()]
+    return list(itertools.chain(*map(str.splitlines, TEXTS.values())))
 
 
 def names_at_the_top() -> list[str]:
@@ -348,7 +351,7 @@ def lines_of_code(path: Path) -> frozenset[int]:
 @cache
 def syntax() -> list[ast.AST]:
     """All nodes of all files."""
-    return [node for tree in trees().values() for node in ast.walk(tree)]
+    return list(itertools.chain(*map(ast.walk, trees().values())))
 
 
 def per_1000_lines(count: int) -> float:

@@ -1,5 +1,6 @@
 """What arrives in a tracker: the frozen config, tags, the group, each figure once, and one run even if resumed."""
 
+import itertools
 import json
 import shutil
 import sqlite3
@@ -120,9 +121,10 @@ def events_of(run: Run):
 
 def figures_of(run: Run) -> dict[str, list[int]]:
     events = events_of(run)
-    return {
-        name: [event.step for event in events.Scalars(name)] for name in events.Tags()["scalars"]
-    }
+    steps = {}
+    for name in events.Tags()["scalars"]:
+        steps[name] = [event.step for event in events.Scalars(name)]
+    return steps
 
 
 def text_of(run: Run, name: str) -> str:
@@ -175,19 +177,15 @@ def test_wandb(runner):
         run.folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns
     )
     assert len(files) == 2, "each start writes a file, and wandb sync joins them"
-    records = [record for file in files for record in wandb_records(file)]
+    records = list(itertools.chain(*map(wandb_records, files)))
     starts = [record.run for record in records if record.HasField("run")]
     word = json.loads((run.folder / "tracker.json").read_text())["id"]
     assert {(start.run_id, start.run_group, start.project) for start in starts} == {
         (word, "group", "runner")
     }
     assert all(sorted(start.tags) == sorted(TAGS) for start in starts)
-    configs = [
-        json.loads(part.value_json)
-        for start in starts
-        for part in start.config.update
-        if part.key == "runner"
-    ]
+    parts = itertools.chain(*(start.config.update for start in starts))
+    configs = [json.loads(part.value_json) for part in parts if part.key == "runner"]
     assert len(configs) == 2
     assert all(config == run.cfg for config in configs)
     figures = []

@@ -56,7 +56,10 @@ def table():
     """What the table says of each name of TRL's."""
     text = (MENU / "README.md").read_text().partition("## TRL 1.16")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (\S.*?) \| (.*?) \|$", text, re.MULTILINE)
-    return {f"trl.{name}": says for names, says in rows for name in names.split(", ")}
+    entries = {}
+    for names, says in rows:
+        entries |= {f"trl.{name}": says for name in names.split(", ")}
+    return entries
 
 
 def targets(group):

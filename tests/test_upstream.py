@@ -1,6 +1,7 @@
 """The names of TRL and transformers that we rely on stand in one module, and are still those of the installed ones."""
 
 import ast
+import itertools
 import re
 from functools import cache
 from pathlib import Path
@@ -62,11 +63,8 @@ WORDS = {
 @cache
 def fields() -> set[str]:
     """The fields of all configs of TRL's trainers."""
-    return {
-        name
-        for config in ValidationContext({}).trainer_configs.values()
-        for name in config.parameters
-    }
+    configs = ValidationContext({}).trainer_configs.values()
+    return set().union(*(config.parameters for config in configs))
 
 
 @cache
@@ -75,7 +73,7 @@ def constructor_arguments() -> set[str]:
         "transformers.Trainer",
         *(f"trl.{name}" for name in public_names("trl") if name.endswith("Trainer")),
     ]
-    return {name for trainer in trainers for name in read_signature(trainer).parameters}
+    return set().union(*(read_signature(trainer).parameters for trainer in trainers))
 
 
 def texts() -> list[tuple[str, str]]:
@@ -150,12 +148,10 @@ def test_every_name_is_one_of_the_installed_libraries():
 
 
 def test_each_declared_name_is_used():
-    used = {
-        word
-        for path in PACKAGE.rglob("*.py")
-        if path.name != "trainer_args.py"  # which declares them
-        for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))
-    }
+    used = set()
+    for path in PACKAGE.rglob("*.py"):
+        if path.name != "trainer_args.py":  # which declares them
+            used |= set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
     assert NAMES - used == set()
 
 
@@ -195,19 +191,14 @@ def test_a_field_that_is_read_or_told_to_type_is_one():
         *read_signature("runner.ppo.PPOConfig").parameters,
         *fields(),
     }
-    sources = [
-        path
-        for root in (PACKAGE, MENU)
-        for path in root.rglob("*")
-        if path.suffix in (".py", ".yaml")
-    ]
-    unknown = [
-        (path, *field) for path in sources for field in fields_in(path.read_text(encoding="utf-8"))
-    ]
-    assert len(unknown) > 300
+    sources = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.yaml"), *MENU.rglob("*.yaml")]
+    named = []
+    for path in sources:
+        named += [(path, *field) for field in fields_in(path.read_text(encoding="utf-8"))]
+    assert len(named) > 300
     listed = [
         f"{path.relative_to(PACKAGE.parent)}:{line} {name}"
-        for path, name, line in unknown
+        for path, name, line in named
         if name not in known_fields
     ]
     assert listed == [], "renamed"
@@ -227,11 +218,8 @@ def test_the_arguments_in_the_menu_are_fields():
 
 def test_nothing_knows_a_trainer_by_its_name():
     """So that one that TRL adds is a file in ``conf/trainer/`` and no Python."""
-    names = {
-        f"{name}{kind}"
-        for name in ValidationContext({}).trainer_configs
-        for kind in ("", "Config", "Trainer")
-    }
+    pairs = itertools.product(ValidationContext({}).trainer_configs, ("", "Config", "Trainer"))
+    names = {f"{name}{kind}" for name, kind in pairs}
     places = [place for text, place in texts() if text.rpartition(".")[2] in names]
     places += [
         place

@@ -537,7 +537,9 @@ def test_packed_rows_keep_the_weight_of_each_token(strategy):
     ids = [[1, 2, 3], [4, 5], [6]]
     rows = {"input_ids": ids, "labels": ids, WEIGHTS: [[token / 8 for token in row] for row in ids]}
     packed = pack_rows(Dataset.from_dict(rows), 0, seq_length=4, strategy=strategy, shuffle=True)
-    pairs = [pair for row in packed for pair in zip(row["input_ids"], row[WEIGHTS], strict=True)]
+    pairs = []
+    for row in packed:
+        pairs += zip(row["input_ids"], row[WEIGHTS], strict=True)
     assert sorted(pairs) == [(token, token / 8) for token in range(1, 7)]
 
 

@@ -51,7 +51,9 @@ def answers(capsys, *words):
 @pytest.mark.slow
 def test_each_other_name_is_answered_with_ours(capsys):
     """All of them in one command for each trainer, and then all the answers in another."""
-    names = {name: path for path, listed in SHARED["names"].items() for name in listed}
+    names = {}
+    for path, listed in SHARED["names"].items():
+        names |= dict.fromkeys(listed, path)
     typed = [f"{name}={VALUES.get(path, '2')}" for name, path in names.items()]
     answered = set()
     for trainer in ("grpo", "sft"):
@@ -143,12 +145,8 @@ def test_the_lines_work(tmp_path, monkeypatch, capsys):
         "code",
     )
     lines = [fix for fix in TYPED.values() if not any(word in fix for word in elsewhere)]
-    words = [
-        word
-        for line in lines
-        for word in shlex.split(line)
-        if not word.startswith(("trainer.args.loss_", "kl_"))
-    ]
+    words = shlex.split(" ".join(lines))
+    words = [word for word in words if not word.startswith(("trainer.args.loss_", "kl_"))]
     assert len(words) > 25 and main(["trainer=dpo", *words, "--dry-run"]) == 0, (
         capsys.readouterr().err
     )
@@ -502,7 +500,9 @@ def test_rows_of_the_table_name_options_that_there_are():
 
 def test_no_other_key_of_ours_holds_a_value_that_the_tables_refuse():
     """Else it would have to be looked up, as ``resume`` is, also where its value fits."""
-    ours = {*TOP, *(f"{group}.{name}" for group, names in PLAIN_GROUPS.items() for name in names)}
+    ours = set(TOP)
+    for group, names in PLAIN_GROUPS.items():
+        ours |= {f"{group}.{name}" for name in names}
     rows = [
         pair
         for section in read_sections().values()

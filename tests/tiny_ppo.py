@@ -1,6 +1,7 @@
 """A model of a few thousand weights that reads letters, and a PPO trainer on it that takes a fraction of a second."""
 
 import copy
+import itertools
 from typing import Any
 
 import torch
@@ -182,12 +183,8 @@ def watch_steps(trainer: PPOTrainer) -> list[tuple[float, float]]:
     distances: list[tuple[float, float]] = []
 
     def look(optimizer: Any, *_: Any) -> None:
-        norms = [
-            p.grad.norm()
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None
-        ]
+        weights = itertools.chain(*(group["params"] for group in optimizer.param_groups))
+        norms = [weight.grad.norm() for weight in weights if weight.grad is not None]
         distances.append((torch.stack(norms).norm().item(), optimizer.param_groups[0]["lr"]))
 
     trainer.create_optimizer()

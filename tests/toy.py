@@ -148,10 +148,10 @@ def picture_row(random: Random) -> Row:
 
 def _png(pixels: list[list[bool]], *palette: tuple[int, ...]) -> bytes:
     """A picture of two colours, not compressed, so that it is the same bytes with every library."""
-    lines = b"".join(
-        b"\0" + int("".join(str(int(bit)) for bit in line), 2).to_bytes(PIXELS // 8)
-        for line in pixels
-    )
+    lines = b""
+    for line in pixels:
+        bits = "".join(str(int(bit)) for bit in line)
+        lines += b"\0" + int(bits, 2).to_bytes(PIXELS // 8)
     header = struct.pack(">IIBBBBB", PIXELS, PIXELS, 1, 3, 0, 0, 0)
     chunks = [
         (b"IHDR", header),

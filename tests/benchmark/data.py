@@ -34,7 +34,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 TINY = ROOT / "runner" / "model" / "tiny"
 PARTS = ("reference", "tokens", "rows", "stream")
-WORDS = [f"{first}{vowel}{last}" for first in "bkrtnslmfg" for vowel in "aeiou" for last in "nrst"]
+WORDS = ["".join(letters) for letters in itertools.product("bkrtnslmfg", "aeiou", "nrst")]
 PLAIN = """
 import json, sys
 from datasets import load_dataset

@@ -14,6 +14,7 @@ starts nothing. Exits 1 where a ratio is above ``--most`` for each tenfold.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -62,9 +63,7 @@ def fabricate(folder: Path, source: Path, size: int) -> str:
         (source / "metrics.jsonl").read_text(),
     )
     values = [word.partition("=")[2].split(",") for word in axes(size)]
-    combinations = (
-        (rate, kl, seed) for rate in values[0] for kl in values[1] for seed in values[2]
-    )
+    combinations = itertools.product(*values)
     for number, (rate, kl, seed) in enumerate(combinations):
         args = composed["trainer"]["args"] | {"learning_rate": float(rate), "beta": float(kl)}
         cfg = composed | {"learning_rate": float(rate), "kl_coef": float(kl), "seed": int(seed)}

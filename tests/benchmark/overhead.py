@@ -137,11 +137,11 @@ class Measure:
 
     def medians(self, sides: dict[str, list[list[object]]], **how: bool) -> dict[str, float]:
         """The median cost of each side, of which one after the other takes its turn."""
-        costs = [
-            {name: self.cost(commands, **how) for name, commands in sides.items()}
-            for _ in range(self.repeats)
-        ]
-        return {name: statistics.median(cost[name] for cost in costs) for name in sides}
+        costs: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(self.repeats):  # the sides take turns
+            for name, commands in sides.items():
+                costs[name].append(self.cost(commands, **how))
+        return {name: statistics.median(seconds) for name, seconds in costs.items()}
 
 
 def spent() -> float:
@@ -195,13 +195,11 @@ def run(measure: Measure) -> None:
 def step(measure: Measure) -> None:
     for kind, size in (("sft", 4), ("dpo", 4)):
         few, many = (sides_of(kind, steps, size, measure.folder, logs=True) for steps in (20, 420))
-        costs = [
-            {side: measure.cost(many[side]) - measure.cost(few[side]) for side in many}
-            for _ in range(measure.repeats)
-        ]
-        milliseconds = {
-            side: statistics.median(cost[side] for cost in costs) / 400 * 1000 for side in many
-        }
+        costs: dict[str, list[float]] = {side: [] for side in many}
+        for _ in range(measure.repeats):
+            for side in many:
+                costs[side].append(measure.cost(many[side]) - measure.cost(few[side]))
+        milliseconds = {side: statistics.median(costs[side]) / 400 * 1000 for side in many}
         print_row(f"{kind}, a further step of {size}, milliseconds", milliseconds)
 
 

@@ -125,34 +125,29 @@ def mean_loss(states: list[str]) -> str:
 
 def write_rows(folder: Path) -> None:
     """The same rows in the form of each tool, one file for each kind."""
-    rows = [
-        json.loads(line)
-        for line in (folder / "rows" / "train.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
-    conversations = [
-        {key: row[key][0]["content"] for key in ("prompt", "chosen", "rejected")} for row in rows
-    ]
-    turns = [
-        [
-            {"role": "user", "content": conversation["prompt"]},
-            {"role": "assistant", "content": conversation["chosen"]},
+    lines = (folder / "rows" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    forms: dict[str, list[dict]] = {}
+    for row in map(json.loads, lines):
+        prompt, chosen, rejected = row["prompt"], row["chosen"], row["rejected"]
+        texts = {key: row[key][0]["content"] for key in ("prompt", "chosen", "rejected")}
+        turns = [
+            {"role": "user", "content": texts["prompt"]},
+            {"role": "assistant", "content": texts["chosen"]},
         ]
-        for conversation in conversations
-    ]
-    forms = {
-        "trl/sft": [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows],
-        "trl/dpo": [{key: row[key] for key in ("prompt", "chosen", "rejected")} for row in rows],
-        "lf/sft": conversations,
-        "lf/dpo": conversations,
-        "swift/sft": [{"messages": turn} for turn in turns],
-        "swift/dpo": [
-            {"messages": each, "rejected_response": row["rejected"]}
-            for each, row in zip(turns, conversations, strict=True)
-        ],
-    }
+        row_of_form = {
+            "trl/sft": {"prompt": prompt, "completion": chosen},
+            "trl/dpo": {"prompt": prompt, "chosen": chosen, "rejected": rejected},
+            "lf/sft": texts,
+            "lf/dpo": texts,
+            "swift/sft": {"messages": turns},
+            "swift/dpo": {"messages": turns, "rejected_response": texts["rejected"]},
+        }
+        for form, row_in_form in row_of_form.items():
+            forms.setdefault(form, []).append(row_in_form)
     for name, form in forms.items():
         (folder / name).mkdir(parents=True)
-        (folder / name / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in form))
+        lines = [json.dumps(row) + "\n" for row in form]
+        (folder / name / "train.jsonl").write_text("".join(lines))
     columns = {"sft": {"prompt": "prompt", "response": "chosen"}}
     columns["dpo"] = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
     described = {

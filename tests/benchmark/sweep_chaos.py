@@ -154,16 +154,14 @@ def any_held(name: str) -> bool:
 
 def run_files(name: str) -> dict[str, tuple[list[int], bytes]]:
     """The logged steps and the weights of each run, by its key."""
-    return {
-        folder.name[-10:]: (
-            [
-                json.loads(line)["step"]
-                for line in (folder / "metrics.jsonl").read_text().splitlines()
-            ],
-            (folder / "model" / "model.safetensors").read_bytes(),
-        )
-        for folder in (paper.parent for paper in Path("outputs", name).glob("*/config.yaml"))
-    }
+    outcomes = {}
+    for config in Path("outputs", name).glob("*/config.yaml"):
+        folder = config.parent
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        steps = [json.loads(line)["step"] for line in lines]
+        weights = (folder / "model" / "model.safetensors").read_bytes()
+        outcomes[folder.name[-10:]] = (steps, weights)
+    return outcomes
 
 
 if __name__ == "__main__":

@@ -81,11 +81,10 @@ def run(case: Case, folder: Path, warm: Warm | None = None) -> Outcome:
 
 def listed(folder: Path) -> set[str]:
     """Every path below a folder; links are not followed."""
-    return {
-        os.path.join(place, name)
-        for place, folders, files in os.walk(folder)
-        for name in (*folders, *files)
-    }
+    paths = set()
+    for place, folders, files in os.walk(folder):
+        paths |= {os.path.join(place, name) for name in (*folders, *files)}
+    return paths
 
 
 def run_forked(case: Case, words: list[str], work: Path, environment: dict[str, str]) -> Outcome:

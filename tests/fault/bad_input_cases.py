@@ -163,10 +163,10 @@ def doubling(count: int, again: str = ", /g/a{}@b") -> dict[str, Content]:
 
 def fan(count: int, keys: int) -> tuple[str, dict[str, Content]]:
     """A list of defaults that names so many files, and these, each with so many keys."""
-    texts = {
-        f"own/g/f{file}.yaml": "".join(f"k{file}_{key}: 0\n" for key in range(keys))
-        for file in range(count)
-    }
+    texts = {}
+    for file in range(count):
+        lines = [f"k{file}_{key}: 0\n" for key in range(keys)]
+        texts[f"own/g/f{file}.yaml"] = "".join(lines)
     return f"[{', '.join(f'/g/f{file}@_global_' for file in range(count))}]", texts
 
 
@@ -3175,5 +3175,7 @@ KINDS = {
     "place": PLACE,
     "system": ENVIRONMENT,
 }
-BAD = [replace(case, kind=kind) for kind, cases in KINDS.items() for case in cases]
+BAD: list[Case] = []
+for kind, cases in KINDS.items():
+    BAD += [replace(case, kind=kind) for case in cases]
 GOOD = [*ODD_ROWS, *ODD_WORDS, *ODD_PLACES]

@@ -172,10 +172,10 @@ def main(words: list[str]) -> int:
     trainer.train()
     trainer.save_model("out/model")
     log = trainer.state.log_history
-    facts = {
-        name: [entry[name] for entry in log if name in entry]
-        for name in {name for entry in log for name in entry}
-    }
+    facts: dict[str, list[object]] = {}
+    for entry in log:
+        for name, value in entry.items():
+            facts.setdefault(name, []).append(value)
     facts |= {
         "steps": trainer.state.global_step,
         "saved": Path("out/model/model.safetensors").is_file(),

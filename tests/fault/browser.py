@@ -11,6 +11,7 @@ which skips it without a browser.
 import argparse
 import base64
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -198,7 +199,7 @@ def served(root: Path, names: Sequence[str] = ()) -> Iterator[Server]:
 
 def lay(root: Path, steps: int = 60) -> None:
     """Two names: a sweep of four settings with two seeds, of which one run trains, and one run alone."""
-    for kl, seed in ((kl, seed) for kl in (0.05, 0.1, 0.2, 0.5) for seed in (0, 1)):
+    for kl, seed in itertools.product((0.05, 0.1, 0.2, 0.5), (0, 1)):
         state = "running" if (kl, seed) == (0.5, 1) else "finished"
         lines = [
             line(step, kl, seed) for step in range(1, steps // (2 if state == "running" else 1) + 1)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import resource
 import shutil
 import sys
@@ -218,7 +219,7 @@ def control(root: Path, warm: Warm, count: int) -> dict[str, int]:
         for name in ("optimizer.pt", "model.safetensors", "scheduler.pt")
         if (newest / name).exists()
     ]
-    cases = [(name, kind) for kind in ("deleted", "flipped") for name in names][:count]
+    cases = list(itertools.product(("deleted", "flipped"), names))[:count]
     for number, (name, kind) in enumerate(cases):
         place = copy.copy(killed)
         place.folder = root / f"plain-{number}"

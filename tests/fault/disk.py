@@ -86,10 +86,11 @@ def on_a_small_disk(words: list[str]) -> int:
     facts["torn"] = [
         str(path) for path in outputs.glob("*/**/checkpoint-*") if path.is_dir() and is_torn(path)
     ]
-    facts["sealed"] = [path.name for run in runs for path in sealed_checkpoints(run.checkpoints)]
-    facts["damaged"] = [
-        path.name for run in runs for path in sealed_checkpoints(run.checkpoints) if damage_of(path)
-    ]
+    sealed = []
+    for run in runs:
+        sealed += sealed_checkpoints(run.checkpoints)
+    facts["sealed"] = [path.name for path in sealed]
+    facts["damaged"] = [path.name for path in sealed if damage_of(path)]
     facts["state"] = runs[0].status()["state"] if runs else "none"
     (outputs / "ballast").unlink(missing_ok=True)
     facts["second"] = forked(words, None, outputs)

@@ -174,12 +174,8 @@ def judge(told: Told, faults: Sequence[Told], way: Way, outcome: bad_input.Outco
     again = read_faults(outcome.text)
     if any((fault.where, fault.found) == (told.where, told.found) for fault in again):
         return "the same fault again"
-    if new := [
-        fault
-        for fault in again
-        if (fault.where, fault.found)
-        not in {(original.where, original.found) for original in faults}
-    ]:
+    known = {(fault.where, fault.found) for fault in faults}
+    if new := [fault for fault in again if (fault.where, fault.found) not in known]:
         return f"another fault: {new[0].where}: {new[0].found} -> {new[0].fix}"
     return "" if again else f"exit {outcome.code}: {outcome.text.strip()[-300:]}"
 

@@ -164,9 +164,10 @@ def misses_of_starts(root: Path, warm: Warm, count: int, chance: random.Random) 
     """Each seed that did not get one folder with its own files, in which one of its two commands started."""
     place = make_place(root, "starts", warm, "folder:when_all_may")
     words = (*QUICK, "launcher._target_=mine.note", "allow=[mine]")
-    started = [
-        (seed, place.start((*words, f"seed={seed}"))) for seed in range(count) for _ in range(2)
-    ]
+    started = []
+    for seed in range(count):
+        command = (*words, f"seed={seed}")
+        started += [(seed, place.start(command)), (seed, place.start(command))]
     (place.folder / "go").touch()
     codes: dict[int, list[int]] = {}
     for seed, process in started:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -317,9 +318,8 @@ def run_files(run: Run) -> dict[str, object]:
     Left out is what holds the clock or the place of the run.
     """
     checkpoint = sealed_checkpoints(run.checkpoints)[-1]
-    files = [
-        path for folder in (run.model, checkpoint) for path in folder.rglob("*") if path.is_file()
-    ]
+    paths = itertools.chain(run.model.rglob("*"), checkpoint.rglob("*"))
+    files = [path for path in paths if path.is_file()]
     clocks = ("training_args.bin", "trainer_state.json", SEAL, ".metadata")
     found: dict[str, object] = {
         str(path.relative_to(run.folder)): content(path)

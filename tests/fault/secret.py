@@ -88,7 +88,11 @@ SPELT = {name: spellings(secret) for name, secret in SECRETS.items()}
 
 def search(data: bytes, depth: int = 0) -> set[str]:
     """The names of the secrets that some bytes hold, packed or not."""
-    names = {name for name, spelt in SPELT.items() if any(spelling in data for spelling in spelt)}
+    names = set()
+    for name, spelt in SPELT.items():
+        if any(spelling in data for spelling in spelt):
+            names.add(name)
+
     if depth < 3 and data[:2] == b"PK":
         with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(io.BytesIO(data)) as archive:
             for name in archive.namelist():

@@ -556,9 +556,9 @@ def is_whole(checkpoint: Path) -> bool:
     """Whether a checkpoint is as it was sealed and holds finite numbers only."""
     from safetensors.torch import load_file
 
-    tensors = [
-        tensor for path in checkpoint.rglob("*.safetensors") for tensor in load_file(path).values()
-    ]
+    tensors = []
+    for path in checkpoint.rglob("*.safetensors"):
+        tensors += load_file(path).values()
     return (
         not damage_of(checkpoint)
         and bool(tensors)

@@ -242,7 +242,10 @@ def disturb(
     assert calls.get("end"), "the end of a run is a phase of every trainer"
     wanted = run_files(uninterrupted.run)
     entered = [phase for phase in PHASES if calls.get(phase)]
-    queue = [phase for _ in range(signals) for phase in chance.sample(entered, len(entered))]
+    queue = []
+    for _ in range(signals):
+        queue += chance.sample(entered, len(entered))
+
     done, runs = 0, 0
     while done < signals:
         place = Place(root / f"{trainer}-{runs}", root, warm, "signals:main", dropout)
