@@ -156,7 +156,10 @@ def test_a_template_that_fails_is_a_fault_however_it_fails(text):
         "{{ 9**(9**9) }}",
         "{{ 'a' * 10**7 }}",
         "{% for one in range(99999) %}{% for two in range(99999) %}xxxx{% endfor %}{% endfor %}",
-        "{% set all = namespace(text='x') %}{% for one in range(99) %}{% set all.text = all.text * 9 %}{% endfor %}",
+        (
+            "{% set all = namespace(text='x') %}{% for one in range(99) %}"
+            "{% set all.text = all.text * 9 %}{% endfor %}"
+        ),
         "{% macro deep(n) %}{{ deep(n + 1) }}{{ deep(n + 1) }}{% endmacro %}{{ deep(0) }}",
         "{{ '%0999999999999d' % 1 }}",
         "{% if messages|length > 99 %}{{ 1 / 0 }}{{ ('a' * 10**10)|length }}{% endif %}",
@@ -193,7 +196,10 @@ STREAMED = (
     ],
 )
 def test_a_template_that_grows_for_a_later_row_alone_is_refused(train, tmp_path, capsys, loop, how):
-    text = "{% for turn in messages %}{{ turn.content }}{{ eos_token }}{% if 'grow' in turn.content %}LOOP{% endif %}"
+    text = (
+        "{% for turn in messages %}{{ turn.content }}{{ eos_token }}"
+        "{% if 'grow' in turn.content %}LOOP{% endif %}"
+    )
     loop = "{% set n = range(99999) %}" + loop
     (tmp_path / "my.jinja").write_text(text.replace("LOOP", loop) + "{% endfor %}")
     rows = [

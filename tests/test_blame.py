@@ -98,7 +98,10 @@ def test_what_is_built_of_some_keys_alone_blames_what_was_typed_of_them(run):
             "torch_compile_backend",
         ),
         (
-            "peft._target_=peft.IA3Config peft.feedforward_modules=[down_proj] peft.target_modules=[q_proj]",
+            (
+                "peft._target_=peft.IA3Config "
+                "peft.feedforward_modules=[down_proj] peft.target_modules=[q_proj]"
+            ),
             "modules",
         ),
     ],

@@ -571,7 +571,8 @@ def test_numbers_that_are_not_finite_are_refused_in_free_mappings_too():
 def test_keys_and_values_inside_a_typed_mapping(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "my_rows.py").write_text(
-        "from typing import Literal\ndef load(columns: dict[Literal['prompt', 'chosen'], str], to=None): ...\n"
+        "from typing import Literal\ndef load(columns: "
+        "dict[Literal['prompt', 'chosen'], str], to=None): ...\n"
     )
     cfg = good(dataset={"_target_": "my_rows.load", "columns": {"promt": "x"}})
     fault = only(cfg, allow=("my_rows",))
@@ -767,7 +768,8 @@ def test_a_dangerous_target_is_found_wherever_it_hides():
 
 def test_the_range_of_beta_is_that_of_the_config_whoever_derives_the_trainer(tmp_path, monkeypatch):
     (tmp_path / "derived.py").write_text(
-        "from trl.experimental.online_dpo import OnlineDPOTrainer\n\nclass Mine(OnlineDPOTrainer): pass\n"
+        "from trl.experimental.online_dpo import OnlineDPOTrainer\n"
+        "\nclass Mine(OnlineDPOTrainer): pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     cfg = good("OnlineDPO", trainer__args__beta=0)

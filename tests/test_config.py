@@ -109,7 +109,10 @@ def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
 
     (tmp_path / "experiment").mkdir()
     lists = {"trainer": "sft, dpo", "peft": "lora", "callback": "samples, early_stopping"}
-    defaults = f"defaults: [{', '.join(f'override /{group}: [{names}]' for group, names in lists.items())}]"
+    defaults = (
+        "defaults: "
+        f"[{', '.join(f'override /{group}: [{names}]' for group, names in lists.items())}]"
+    )
     (tmp_path / "experiment" / "two.yaml").write_text(f"# @package _global_\n{defaults}\n")
     with pytest.raises(ConfigError) as caught:
         config.compose(["experiment=two", "~quant"], [tmp_path])
@@ -381,7 +384,10 @@ def test_each_speed_is_a_field_of_some_trainer():
 
 def test_a_name_in_any_letters_stands_in_a_list_and_as_a_key_in_a_file(tmp_path):
     (tmp_path / "experiment").mkdir()
-    text = '# @package _global_\nname: x\ndataset:\n  split:\n    eval: {算auc的dataset: eval, b: "eval[:5]"}\n'
+    text = (
+        "# @package _global_\nname: x\ndataset:\n  split:\n"
+        '    eval: {算auc的dataset: eval, b: "eval[:5]"}\n'
+    )
     text += "metric:\n  exact:\n    on: [b]\n"  # which YAML reads as true
     (tmp_path / "experiment" / "mine.yaml").write_text(text, encoding="utf-8")
     assert config.compose(["experiment=mine"], [tmp_path]).cfg["metric"]["exact"]["on"] == ["b"]

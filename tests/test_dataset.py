@@ -638,7 +638,8 @@ def test_rows_whose_answers_are_dates_train_and_a_reward_gets_them_as_text(runne
     write(runner.folder / "rows.jsonl", 2 * rows)
     (runner.folder / "mine.py").write_text(
         "def dated(completions, reference, **columns):\n"
-        "    assert all(isinstance(text, str) and text.startswith('2020-01-0') for text in reference)\n"
+        "    assert all(isinstance(text, "
+        "str) and text.startswith('2020-01-0') for text in reference)\n"
         "    return [float(len(str(text))) for text in completions]\n"
     )
     assert "2020-01-0" in runner("preview", "trainer=sft", "dataset=rows.jsonl").stdout

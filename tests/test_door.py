@@ -181,7 +181,10 @@ def test_looking_and_checking_need_no_torch(words, code, phrase):
 
 @pytest.mark.slow
 def test_every_verb_explains_itself_and_refuses_what_is_wrong_without_torch():
-    codes = "[(main([verb, '--help']), main([verb, 'trainer=nope', 'lerning_rate=1'])) for verb in sys.argv[1:]]"
+    codes = (
+        "[(main([verb, '--help']), main([verb, 'trainer=nope', "
+        "'lerning_rate=1'])) for verb in sys.argv[1:]]"
+    )
     got, text = light(*VERBS, code=f"sys.exit({codes} != [(0, 2)] * len(sys.argv[1:]))")
     assert got == 0, text
 

@@ -708,7 +708,8 @@ def test_trl_flags_count_more_than_the_file_that_they_name(imported):
 
 def test_a_reward_of_trl_has_the_settings_of_its_command_line(written):
     done = written(
-        "trl grpo --model_name_or_path a/b --dataset_name c/d --reward_funcs get_soft_overlong_punishment "
+        "trl grpo --model_name_or_path a/b --dataset_name "
+        "c/d --reward_funcs get_soft_overlong_punishment "
         "--max_completion_length 99 --num_generations 4",
         name="a.sh",
     )
@@ -741,17 +742,24 @@ def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
     ("text", "rate", "accumulated"),
     [
         (
-            "swift sft --model a/b --dataset hf::a/b#500 \\\n  --learning_rate 3e-5 \\\n  --max_length 99",
+            (
+                "swift sft --model a/b --dataset hf::a/b#500 \\\n"
+                "  --learning_rate 3e-5 \\\n  --max_length 99"
+            ),
             3e-5,
             16,
         ),
         (
-            "# don't \\\nswift sft --model a/b --dataset 'hf::a/b#500' --learning_rate 3e-5 # --max_length 1",
+            (
+                "# don't \\\nswift sft --model a/b --dataset "
+                "'hf::a/b#500' --learning_rate 3e-5 # --max_length 1"
+            ),
             3e-5,
             16,
         ),
         (
-            "n=2\nnodes=2\nNPROC_PER_NODE=$n swift sft --model a/b --dataset hf::a/b#500 --learning_rate 3e-5 "
+            "n=2\nnodes=2\nNPROC_PER_NODE=$n swift sft --model "
+            "a/b --dataset hf::a/b#500 --learning_rate 3e-5 "
             "--gradient_accumulation_steps $(expr 32 / $n / $nodes)",
             *(3e-5, 8),
         ),
@@ -761,7 +769,8 @@ def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
             *("${shell.command}", "${shell.expr}"),
         ),
         (
-            "OTHER='--max_length 99'\nFLAGS=(\n --learning_rate 3e-5 # it's\n)\nFLAGS+=(--seed $((2*3)))\n"
+            "OTHER='--max_length 99'\nFLAGS=(\n"
+            " --learning_rate 3e-5 # it's\n)\nFLAGS+=(--seed $((2*3)))\n"
             'swift sft --model a/b --dataset hf::a/b#500 $OTHER "${FLAGS[@]}" "$@"',
             *(3e-5, 16),
         ),
@@ -813,7 +822,10 @@ def test_what_somebody_wrote_does_not_steer_the_terminal(tmp_path, capsys, monke
 
 
 def test_what_somebody_wrote_neither_ends_a_comment_nor_hides_a_line_of_the_file(tmp_path):
-    text = 'model_name_or_path: a/b\ndataset_name: "\u202ed"\nloss_type: "x\\u0085allow: [os]\\u2028\\e[2K"\n'
+    text = (
+        'model_name_or_path: a/b\ndataset_name: "\u202ed"\n'
+        'loss_type: "x\\u0085allow: [os]\\u2028\\e[2K"\n'
+    )
     (tmp_path / "a\nallow: [os]\n.yaml").write_text(text + "custom\u202e: 1\n")
     made = Imported(tmp_path / "a\nallow: [os]\n.yaml", tmp_path, "sft")
     assert made.text == visible_lines(made.text)
@@ -840,7 +852,10 @@ def test_none_is_a_value(written):
         {"base_model": "a/b", "rl": "none", "datasets": [{"path": "a/b", "type": "alpaca"}]}
     )
     assert done.kinds("rl") == ["same by default"]
-    script = "swift sft --model a/b --dataset hf::a/b --split_dataset_ratio {} --learning_rate 1e-5 --warmup_ratio none"
+    script = (
+        "swift sft --model a/b --dataset hf::a/b --split_dataset_ratio "
+        "{} --learning_rate 1e-5 --warmup_ratio none"
+    )
     for share in ("none", "$SHARE"):
         assert written(script.format(share), name="b.sh").kinds("warmup_ratio") == [
             "same by default"
@@ -1602,7 +1617,10 @@ PAIRS = {"model_name_or_path": "a/b", "dataset_name": "c/d", "beta": 0.1, "max_l
         ("rloo.yaml", "reward_funcs: [accuracy_reward]\n", "rloo"),
         (
             "a.yaml",
-            "reward_funcs: [accuracy_reward]\nmask_truncated_completions: true\nscale_rewards: batch\n",
+            (
+                "reward_funcs: [accuracy_reward]\n"
+                "mask_truncated_completions: true\nscale_rewards: batch\n"
+            ),
             "grpo",
         ),
     ],

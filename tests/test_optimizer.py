@@ -137,7 +137,8 @@ def test_muon_has_the_matrices_inside_and_adamw_the_rest():
 def test_what_an_optimizer_keeps_beside_tensors_is_read_again(tmp_path, monkeypatch):
     (tmp_path / "galore_torch").mkdir()
     (tmp_path / "galore_torch" / "__init__.py").write_text(
-        "import torch\nfrom galore_torch.galore_projector import GaLoreProjector\nclass GaLore(torch.optim.SGD): pass\n"
+        "import torch\nfrom galore_torch.galore_projector import GaLoreProjector\n"
+        "class GaLore(torch.optim.SGD): pass\n"
     )
     (tmp_path / "galore_torch" / "galore_projector.py").write_text(
         "class GaLoreProjector:\n    rank = 1\n"
@@ -227,7 +228,10 @@ def test_an_optimizer_trains(train, words):
     assert all(line["grad_norm"] > 0 for line in done.lines if line["step"])
 
 
-LINEAR = "optimizer.scheduler._target_=torch.optim.lr_scheduler.LinearLR optimizer.scheduler.start_factor=0.5"
+LINEAR = (
+    "optimizer.scheduler._target_=torch.optim.lr_scheduler.LinearLR "
+    "optimizer.scheduler.start_factor=0.5"
+)
 WITH_WARMUP = "optimizer.scheduler._target_=transformers.get_linear_schedule_with_warmup"
 
 

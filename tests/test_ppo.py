@@ -405,7 +405,8 @@ def test_prompts_may_be_chats_with_tools_as_text(tmp_path):
     tokenizer = letter_tokenizer()
     tokenizer.chat_template = (
         "{% for tool in tools %}{{ tool.name }}{% endfor %}"
-        "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}t{% endif %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}t{% endif %}"
     )
     prompts_seen = []
 

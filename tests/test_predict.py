@@ -495,8 +495,10 @@ def test_an_adapter_of_a_checkpoint_is_put_on_what_the_training_began_with(tmp_p
 @pytest.mark.slow
 def test_a_wrong_word_is_told_before_torch_is_there():
     code = (
-        "import sys; from runner.__main__ import main; main(['predict', 'model=tiny', 'dataset=toy_sort', 'n=0']);"
-        "main(['evaluate', 'nowhere']); print([name for name in ('torch', 'transformers') if name in sys.modules])"
+        "import sys; from runner.__main__ import main; "
+        "main(['predict', 'model=tiny', 'dataset=toy_sort', 'n=0']);"
+        "main(['evaluate', 'nowhere']); print([name for name in ('torch', "
+        "'transformers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

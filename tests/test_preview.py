@@ -438,9 +438,9 @@ def test_the_two_of_a_pair_share_their_prompt():
     ]
     text = format_sheet(Sheet("train", [], pair))
     assert (
-        "row 1: 2 tokens are shared\n  pq\n\nchosen: 1 of 3 tokens trained (33%)\n  a\n  ^\n\nrejected"
-        in text
-    )
+        "row 1: 2 tokens are shared\n  pq\n\n"
+        "chosen: 1 of 3 tokens trained (33%)\n  a\n  ^\n\nrejected"
+    ) in text
 
 
 def test_lines_fit_the_width_and_long_stretches_lose_their_middle():

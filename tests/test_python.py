@@ -218,7 +218,10 @@ def test_a_stop_lets_the_step_be_saved_before_it_is_raised(tmp_path, monkeypatch
 
 
 def test_importing_it_imports_nothing():
-    code = "import sys; before = {*sys.modules}; import runner; names = {name.split('.')[0] for name in sys.modules}; "
+    code = (
+        "import sys; before = {*sys.modules}; import runner; "
+        "names = {name.split('.')[0] for name in sys.modules}; "
+    )
     code += "print(names - before - sys.stdlib_module_names, dir(runner))"
     done = subprocess.run([sys.executable, "-Pc", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("{'runner'} ")

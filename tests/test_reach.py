@@ -14,8 +14,10 @@ from runner.model.jinja import family_files, read_template
 # As Mistral's first ones do, which know no turns but these.
 ALTERNATING = (
     "{% for m in messages %}"
-    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
-    "{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %}{{ m['content'] + eos_token }}{% endif %}"
+    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %}"
+    "{{ m['content'] + eos_token }}{% endif %}"
     "{% endfor %}"
 )
 CALL = {"name": "weather", "arguments": '{"city": "paris"}'}  # as it goes over the wire
@@ -274,7 +276,8 @@ def test_a_column_is_named_once_and_rows_that_steps_make_are_read_beyond_the_fir
     assert "not used: the column source" in notes
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "late_steps.py").write_text(
-        "def add(row, seen=[]):\n    seen.append(row)\n    return row | ({'late': 1} if len(seen) % 3 == 0 else {})\n"
+        "def add(row, seen=[]):\n    seen.append(row)\n"
+        "    return row | ({'late': 1} if len(seen) % 3 == 0 else {})\n"
     )
     words = ("dataset.map=[{_target_: late_steps.add}]", "allow=[late_steps]")
     _, notes = preview(None, "qwen2_5", *words, prompt="river? ", completion="paper", source="web")
@@ -415,6 +418,12 @@ def test_stripped_blanks_and_special_tokens_in_texts_are_told():
     for family in ("llama3", "qwen2_5"):
         tokenizer.chat_template = read_template(family)
         told[family] = list(look_at_texts(tokenizer, rows).notes())
-    held = "in 1 of 2 rows what the user says holds <|im_end|>, which the model reads as a special token, not as text"
-    stripped = "in 1 of 2 rows the chat template strips blanks of what the assistant says, such as '    x = 1\\n'"
+    held = (
+        "in 1 of 2 rows what the user says holds <|im_end|>, "
+        "which the model reads as a special token, not as text"
+    )
+    stripped = (
+        "in 1 of 2 rows the chat template strips blanks "
+        "of what the assistant says, such as '    x = 1\\n'"
+    )
     assert told == {"llama3": [stripped, held], "qwen2_5": [held]}

@@ -168,7 +168,8 @@ REFUSED = [
     ),
     (f"trainer=iw_opd {TEACHER} trainer.args.lmbda=0.5", "trainer.args.lmbda=1.0"),
     (
-        "trainer=ppo reward=length dataset.streaming=true trainer.args.max_steps=2 trainer.args.num_generations=2 "
+        "trainer=ppo reward=length dataset.streaming=true "
+        "trainer.args.max_steps=2 trainer.args.num_generations=2 "
         "trainer.args.dynamic_sampling=1",
         "trainer.args.dynamic_sampling=0",
     ),

@@ -274,7 +274,10 @@ def test_a_reward_model_by_its_name_counts_beside_those_of_the_group(train, tmp_
 
 def test_an_address_or_token_in_a_file_is_not_used_unless_it_was_typed(train, tmp_path, capsys):
     (tmp_path / "conf" / "reward").mkdir(parents=True)
-    node = "remote:\n  _target_: runner.reward.remote.Remote\n  url: https://there/x\n  token_variable: HOME\n"
+    node = (
+        "remote:\n  _target_: runner.reward.remote.Remote\n"
+        "  url: https://there/x\n  token_variable: HOME\n"
+    )
     (tmp_path / "conf" / "reward" / "theirs.yaml").write_text(node)
     assert train("--config-dir", str(tmp_path / "conf"), "trainer=grpo", "reward=theirs").code == 2
     stderr = capsys.readouterr().err

@@ -72,7 +72,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "conf" / "experiment" / "sets.yaml").write_text(
         "# @package _global_\ndataset:\n  split:\n    eval:\n      easy: 'eval[:2]'\n"
         "      算auc的dataset:\n"
-        "        {path: asked.jsonl, form: prompt_completion, columns: {input: question, target: answer}}\n"
+        "        {path: asked.jsonl, form: prompt_completion, "
+        "columns: {input: question, target: answer}}\n"
         "      法: {path: pairs.jsonl, split: 'train[:3]'}\n      same: {split: 'train[:4]'}\n",
         encoding="utf-8",
     )

@@ -86,7 +86,10 @@ def test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it(tmp_path, mon
 
 @pytest.mark.slow
 def test_a_closed_terminal_stops_a_run_but_not_one_under_nohup():
-    script = "from runner.launch.signals import stop_signals; import signal; print(signal.SIGHUP in stop_signals())"
+    script = (
+        "from runner.launch.signals import stop_signals; "
+        "import signal; print(signal.SIGHUP in stop_signals())"
+    )
     for words, expected in (([], "True\n"), (["nohup"], "False\n")):
         command = [*words, sys.executable, "-c", script]
         # whatever these tests run under

@@ -560,7 +560,8 @@ def test_the_statements_of_this_python_are_known():
         "ClassDef FunctionDef AsyncFunctionDef Import ImportFrom Assign AnnAssign If Try With"
     )
     other_statements = (
-        "Assert AsyncFor AsyncWith AugAssign Break Continue Delete Expr For Global Match Nonlocal Pass Raise Return"
+        "Assert AsyncFor AsyncWith AugAssign Break Continue "
+        "Delete Expr For Global Match Nonlocal Pass Raise Return"
         " TryStar TypeAlias While"
     )
     statements = {kind.__name__ for kind in ast.stmt.__subclasses__()}

@@ -158,7 +158,8 @@ def test_a_fault_is_told_before_anything_loads(capsys, word, message):
 def test_steps_by_target(train, path, tmp_path, monkeypatch):
     (tmp_path / "my_rows.py").write_text(
         "def short(row, most):\n    return row if row['number'] < most else None\n"
-        "def plain(row):\n    return {'prompt': row['question'], 'completion': ' ' + row['answer']}\n"
+        "def plain(row):\n    return {'prompt': "
+        "row['question'], 'completion': ' ' + row['answer']}\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     words = [
@@ -204,7 +205,8 @@ def test_an_edit_of_what_a_step_or_a_rule_of_weights_imports_is_seen(runner, pat
     )
     (runner.folder / "table.py").write_text("WEIGHT = 3\n")
     (lab / "rules.py").write_text(
-        "def same(messages):\n    from table import WEIGHT\n    return [WEIGHT for turn in messages]\n"
+        "def same(messages):\n    from table import WEIGHT\n"
+        "    return [WEIGHT for turn in messages]\n"
     )
     step = (
         f"dataset={path}",

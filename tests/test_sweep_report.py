@@ -761,7 +761,10 @@ def sweep_pictures_of(group: Path) -> dict:
 
 def test_a_table_needs_no_heavy_library():
     heavy = ("torch", "transformers", "matplotlib", "jinja2", "hydra")
-    code = f"import sys, runner.command.report; print([name for name in {heavy} if name in sys.modules])"
+    code = (
+        "import sys, runner.command.report; "
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -847,7 +850,8 @@ def test_a_model_that_ends_worse_than_it_began_is_told_where_chance_does_not_exp
         {"eval_loss": 19.0, "eval_rewards/accuracies": 1.0},
     )
     assert line == (
-        "the model ended worse than it began: eval_loss 0.693 -> 19 on 200 held-out rows, lower is better"
+        "the model ended worse than it began: "
+        "eval_loss 0.693 -> 19 on 200 held-out rows, lower is better"
     )
     assert describe({"eval_loss": 2.0}, {"eval_loss": 2.1}) is None
     assert describe({"eval_loss": 2.0}, {"eval_loss": 1.0}) is None

@@ -35,7 +35,10 @@ TRAINED = {
         "Thought: That is warm.\nFinal Answer: It is warm.",
     ],
     "hermes": [
-        'I look it up.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>',
+        (
+            'I look it up.\n<tool_call>\n{"name": "weather", '
+            '"arguments": {"city": "Rome"}}\n</tool_call>'
+        ),
         "<think>\nThat is warm.\n</think>\n\nIt is warm.",
     ],
 }

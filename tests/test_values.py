@@ -87,8 +87,14 @@ def test_a_number_outside_of_its_range(trainer, field, value, capsys):
         "weight=pattern weight.pattern=a weight.weight=-1",
         "optimizer=adamw optimizer.groups={layers:{lr_ratio:-1}}",
         "optimizer=adamw optimizer.betas=[0.9,1.0]",
-        "optimizer=adamw optimizer.scheduler._target_=torch.optim.lr_scheduler.StepLR optimizer.scheduler.step_size=0",
-        "trainer.args.lr_scheduler_type=cosine_with_restarts trainer.args.lr_scheduler_kwargs={num_cycles:0}",
+        (
+            "optimizer=adamw optimizer.scheduler._target_=torch.optim.lr_scheduler.StepLR "
+            "optimizer.scheduler.step_size=0"
+        ),
+        (
+            "trainer.args.lr_scheduler_type=cosine_with_restarts "
+            "trainer.args.lr_scheduler_kwargs={num_cycles:0}"
+        ),
         "callback=bema callback.bema.update_freq=0",
         "trainer=grpo reward=length reward.length.target=-5",
         f"trainer=grpo {GENERATION}={{typical_p:3}}",
@@ -240,7 +246,10 @@ def test_a_token_that_the_model_has_none_of(capsys):
             "=<folder or org/name>",
         ),
         (
-            "trainer=grpo model.tokenizer.chat_template=qwen3 trainer.args.chat_template_kwargs={enable_thinkin:true}",
+            (
+                "trainer=grpo model.tokenizer.chat_template=qwen3 "
+                "trainer.args.chat_template_kwargs={enable_thinkin:true}"
+            ),
             "trainer.args.chat_template_kwargs.enable_thinkin",
             "enable_thinking=true",
         ),
@@ -260,7 +269,10 @@ def test_a_mapping_is_checked_against_what_takes_it(words, where, fix, capsys):
         "strategy=fsdp2 trainer.args.fsdp_config.fsdp_version=2",
         "trainer.args.gradient_checkpointing_kwargs={use_reentrant:true}",
         f"trainer=grpo {GENERATION}={{no_repeat_ngram_size:3}}",
-        "trainer=grpo model.tokenizer.chat_template=qwen3 trainer.args.chat_template_kwargs={enable_thinking:true}",
+        (
+            "trainer=grpo model.tokenizer.chat_template=qwen3 "
+            "trainer.args.chat_template_kwargs={enable_thinking:true}"
+        ),
     ],
 )
 def test_a_mapping_that_is_right(words, capsys):
@@ -312,7 +324,10 @@ def test_the_tables_are_those_of_the_libraries():
         "trainer.args.do_train=true",
         "trainer.args.eval_strategy=no trainer.args.eval_delay=3",
         "trainer.args.max_length=null trainer.args.truncation_mode=keep_end",
-        "trainer.args.gradient_checkpointing=false trainer.args.gradient_checkpointing_kwargs.use_reentrant=false",
+        (
+            "trainer.args.gradient_checkpointing=false "
+            "trainer.args.gradient_checkpointing_kwargs.use_reentrant=false"
+        ),
         "trainer.args.activation_checkpointing=true trainer.args.gradient_checkpointing=false",
         "trainer=dpo trainer.args.precompute_ref_batch_size=3",
         "trainer=grpo trainer.args.vllm_server_port=3000",
@@ -341,8 +356,14 @@ def test_a_typed_field_that_nothing_reads(words, capsys):
         "trainer=cpo trainer.args.loss_type=simpo trainer.args.simpo_gamma=1",
         "trainer.args.warmup_steps=3 trainer.args.adam_beta1=0.5",
         "trainer.args.push_to_hub=true trainer.args.hub_model_id=a/b",
-        "trainer.args.activation_checkpointing=true trainer.args.gradient_checkpointing_kwargs.use_reentrant=true",
-        "trainer.args.gradient_checkpointing=true trainer.args.activation_checkpointing_kwargs={every_n_layers:2}",
+        (
+            "trainer.args.activation_checkpointing=true "
+            "trainer.args.gradient_checkpointing_kwargs.use_reentrant=true"
+        ),
+        (
+            "trainer.args.gradient_checkpointing=true "
+            "trainer.args.activation_checkpointing_kwargs={every_n_layers:2}"
+        ),
         "peft=lora peft.use_qalora=true peft.qalora_group_size=8",
         "peft=prefix peft.prefix_projection=true peft.encoder_hidden_size=32",
     ],

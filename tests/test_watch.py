@@ -293,7 +293,9 @@ def test_readers_who_say_nothing_hang_up_or_take_nothing_leave_no_trace(root, mo
     )
     with served(root) as server:
         monkeypatch.setattr(server, "page_of", lambda address, cache: ('"x"', "y" * 30_000_000))
-        asked = f"GET {urlsplit(server.address).path} HTTP/1.1\r\nHost: {server.hosts[0]}\r\n\r\n".encode()
+        asked = (
+            f"GET {urlsplit(server.address).path} HTTP/1.1\r\nHost: {server.hosts[0]}\r\n\r\n"
+        ).encode()
         readers = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(5)]
         silent, leaving, half, greedy, gone = readers
         half.send(b"GET / HTTP/1.1\r\nHost:")

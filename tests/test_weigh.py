@@ -40,9 +40,11 @@ TALK = [
 # trimmed text.
 THINKING = (
     "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' and loop.last %}<think>\n\n{{ m.reasoning_content or '' }}\n</think>\n{% endif %}"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n\n"
+    "{{ m.reasoning_content or '' }}\n</think>\n{% endif %}"
     "{{ m.content | trim }}"
-    "{% if m.tool_calls %}<tool_call>{{ m.tool_calls[0].function.name }}</tool_call>{% endif %}<|im_end|>\n"
+    "{% if m.tool_calls %}<tool_call>{{ m.tool_calls[0].function.name }}"
+    "</tool_call>{% endif %}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 RESTLESS = "{% for m in messages %}{{ m.content }}{{ messages[0].content | length }}{% endfor %}"
@@ -549,14 +551,19 @@ def test_packed_rows_keep_the_weight_of_each_token(strategy):
 @pytest.mark.parametrize(
     "words",
     [
-        "trainer=sft trainer.args.gradient_accumulation_steps=2 trainer.args.max_length=20 tolerate.truncated=1 "
+        "trainer=sft trainer.args.gradient_accumulation_steps=2 "
+        "trainer.args.max_length=20 tolerate.truncated=1 "
         "tolerate.no_end=true",
         "trainer=sft trainer.args.packing=true trainer.args.max_length=64",
-        "trainer=sft trainer.args.packing=true trainer.args.max_length=64 trainer.args.packing_strategy=wrapped "
+        "trainer=sft trainer.args.packing=true "
+        "trainer.args.max_length=64 trainer.args.packing_strategy=wrapped "
         "trainer.args.shuffle_dataset=true",
         "trainer=sft trainer.args.padding_free=true trainer.args.max_length=null",
         "trainer=sft dataset=toy_demonstrations peft=p_tuning collator=buckets",
-        "trainer=sft trainer.args.max_length=18 trainer.args.truncation_mode=keep_end tolerate.truncated=1",
+        (
+            "trainer=sft trainer.args.max_length=18 "
+            "trainer.args.truncation_mode=keep_end tolerate.truncated=1"
+        ),
         "trainer=dpo trainer.args.loss_type=[sigmoid_norm,sft] trainer.args.loss_weights=[1.0,0.5] "
         "trainer.args.max_length=20 trainer.args.truncation_mode=keep_end tolerate.truncated=1",
         "trainer=dpo peft=lora trainer.args.gradient_accumulation_steps=2",

@@ -154,7 +154,8 @@ def test_what_cannot_be_answered_is_told_with_the_nearest(words, message, capsys
 def test_the_lines_of_a_file(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text(
-        "defaults: [a]\na:\n  b: 1e-4  # rate\n  c: [1,\n    2]\nd: {e: 'x', f: '${a.b}'}\ng:\nh: {}\n"
+        "defaults: [a]\na:\n  b: 1e-4  # rate\n  c: [1,\n"
+        "    2]\nd: {e: 'x', f: '${a.b}'}\ng:\nh: {}\n"
     )
     lines = [
         (entry.key, entry.text, entry.place.rpartition(":")[2])
@@ -175,7 +176,8 @@ def test_the_batch_that_all_processes_share_is_said_to_make_those_of_each(capsys
     for name, value in (("gradient_accumulation_steps", 4), ("per_device_train_batch_size", 8)):
         text = why(capsys, f"trainer.args.{name}", *words)
         assert text.startswith(
-            f"trainer.args.{name} = {value}\n  is    ${{batch}}, shared by the processes  runner/config"
+            f"trainer.args.{name} = {value}\n"
+            f"  is    ${{batch}}, shared by the processes  runner/config"
         )
         assert "batch = 64\n  is  64  command line" in text
         assert main(["--cfg", "job", *words]) == 0

@@ -112,7 +112,9 @@ TYPED = {
     "trainer.args.max_prompt_length=9": "leave trainer.args.max_prompt_length out",
     "trainer.args.warmup_ratio=0.1": "trainer.args.warmup_steps=0.1",
     "trainer.args.evaluation_strategy=steps": "trainer.args.eval_strategy=steps",
-    "trainer.args.rpo_alpha=0.5": "trainer.args.loss_weights=[1.0,0.5] trainer.args.loss_type=[sigmoid,sft]",
+    "trainer.args.rpo_alpha=0.5": (
+        "trainer.args.loss_weights=[1.0,0.5] trainer.args.loss_type=[sigmoid,sft]"
+    ),
     "trainer.args.no_cuda=true": "trainer.args.use_cpu=true",
     "trainer.args.kl_coef=0.1": "trainer.args.beta=0.1",
     "trainer.args.output_dir=x": "output_root=x",

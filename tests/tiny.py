@@ -74,7 +74,10 @@ def _gsm8k(number: int) -> dict:
         f"{name} has {number} apples and buys {bought} more. How many apples does {name} have?"
     )
     total = number + bought
-    answer = f"{name} has {number} + {bought} = <<{number}+{bought}={total}>>{total} apples.\n#### {total}"
+    answer = (
+        f"{name} has {number} + {bought} = "
+        f"<<{number}+{bought}={total}>>{total} apples.\n#### {total}"
+    )
     return {"question": question, "answer": answer}
 
 

@@ -286,7 +286,8 @@ def tokens(bench: Bench, chosen: argparse.Namespace) -> None:
             a, b, c, d = (spent.cpu - less for spent in (first, second, plain, again))
             theirs = f"{c:.1f} | {d:.1f}" if not less else " | "
             lines.append(
-                f"{kind}, {count:,} rows: {what}, CPU s | {a:.1f} | {b:.1f} | {theirs} | {b / a:.2f}"
+                f"{kind}, {count:,} rows: {what}, CPU s | "
+                f"{a:.1f} | {b:.1f} | {theirs} | {b / a:.2f}"
             )
     head = "what | ours first | ours second | plain TRL first | second | ours second / first"
     table("Tokens found again by a run with another learning rate", head, lines)
@@ -301,7 +302,8 @@ def rows(bench: Bench, chosen: argparse.Namespace) -> None:
             spent, _ = bench.ours("SFT", path, "rows", *words_of(max_steps=2, learning_rate=rate))
             per_row = 1e6 * (spent.cpu - base.cpu) / count
             lines.append(
-                f"{count:,}, {name} | {spent.cpu:.1f} | {per_row:.0f} | {spent.resident:.0f} | {spent.own:.0f}"
+                f"{count:,}, {name} | {spent.cpu:.1f} | "
+                f"{per_row:.0f} | {spent.resident:.0f} | {spent.own:.0f}"
             )
     lines.insert(0, f"100 | {base.cpu:.1f} | | {base.resident:.0f} | {base.own:.0f}")
     table(

@@ -228,7 +228,8 @@ def main(words: list[str]) -> int:
         verdict, alive, allocated = compare(name)
         off += abs(verdict / alive - 1) > tolerance / 100
         print(
-            f"{name:<26}{verdict / 1e6:>7.0f} MB{alive / 1e6:>7.0f} MB{verdict / alive:>7.2f}{allocated / 1e6:>7.0f} MB"
+            f"{name:<26}{verdict / 1e6:>7.0f} MB{alive / 1e6:>7.0f} "
+            f"MB{verdict / alive:>7.2f}{allocated / 1e6:>7.0f} MB"
             f"{verdict / allocated:>7.2f}",
             flush=True,
         )

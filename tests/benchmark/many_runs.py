@@ -113,8 +113,14 @@ def measure(words: list[str], folder: Path) -> tuple[float, float, str]:
         "OMP_NUM_THREADS": "1",
     }
     code = "import resource, sys; from runner.__main__ import main; code = main(sys.argv[1:])\n"
-    code += "used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]\n"
-    code += "cpu = sum(each.ru_utime + each.ru_stime for each in used); peak = max(each.ru_maxrss for each in used)\n"
+    code += (
+        "used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, "
+        "resource.RUSAGE_CHILDREN)]\n"
+    )
+    code += (
+        "cpu = sum(each.ru_utime + each.ru_stime for each in used); "
+        "peak = max(each.ru_maxrss for each in used)\n"
+    )
     code += "print(f'\\n{cpu} {peak / 1000} {code}')"
     command = [sys.executable, "-c", code, *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

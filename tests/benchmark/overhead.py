@@ -80,11 +80,13 @@ def main() -> None:
     compileall.compile_dir(ROOT / "runner", quiet=1)
     cores, kernel = os.cpu_count(), platform.platform()
     print(
-        f"{datetime.date.today()}, {cores} cores, {processor()}, {kernel}, Python {platform.python_version()}"
+        f"{datetime.date.today()}, {cores} cores, {processor()}, "
+        f"{kernel}, Python {platform.python_version()}"
     )
     print(", ".join(f"{name} {version(name)}" for name in PACKAGES) + "\n")
     print(
-        "| CPU seconds | ours | plain script | `trl` | ours less the script | ours / `trl` |\n|---|---|---|---|---|---|"
+        "| CPU seconds | ours | plain script | `trl` | "
+        "ours less the script | ours / `trl` |\n|---|---|---|---|---|---|"
     )
     with tempfile.TemporaryDirectory() as name:
         measure = Measure(Path(name), chosen.repeats)

@@ -86,7 +86,8 @@ def main() -> None:
         sides = [side(folder) for side in (runner, bare, script, trl, llama_factory, swift)]
         head = " | ".join(f"{kind}: CPU s | ours / it | mean loss" for kind in KINDS)
         print(
-            f"\n{chosen.steps} steps of {chosen.batch}, medians of {chosen.repeats}\n\n| | {head} |\n|---|{'---|' * 6}"
+            f"\n{chosen.steps} steps of {chosen.batch}, medians of {chosen.repeats}\n"
+            f"\n| | {head} |\n|---|{'---|' * 6}"
         )
         parts = [compare(measure, sides, kind, chosen) for kind in KINDS]
         for side, *cells in zip(sides, *parts, strict=True):

@@ -103,7 +103,8 @@ def misbehave() -> None:
         ]
         started = text.count("start     ")
         print(
-            f"{title}: {text.splitlines()[-1]}, {started} started, exit code {code}, {seconds:.1f} s"
+            f"{title}: {text.splitlines()[-1]}, "
+            f"{started} started, exit code {code}, {seconds:.1f} s"
         )
         for cause, count in Counter(
             cause if "raises" not in cause else "... raises" for cause in failed
@@ -139,12 +140,14 @@ def kill_drivers(kills: int, chance: random.Random) -> None:
         running += any_held("killed")
     text, code, _ = sweep(*words, "name=killed")
     print(
-        f"{killed} of {kills} drivers killed; alive after 10 s: {running}; longest goodbye {longest:.1f} s"
+        f"{killed} of {kills} drivers killed; alive after 10 s: "
+        f"{running}; longest goodbye {longest:.1f} s"
     )
     print(f"then: {text.splitlines()[-1]}, exit code {code}")
     calm, disturbed = run_files("calm"), run_files("killed")
     print(
-        f"same weights and each step once: {sum(disturbed[key] == calm[key] for key in calm)} of {len(calm)}"
+        "same weights and each step once: "
+        f"{sum(disturbed[key] == calm[key] for key in calm)} of {len(calm)}"
     )
 
 

@@ -279,7 +279,8 @@ def print_table(cases: list[Case], folder: Path, warm: Warm) -> int:
             )
     bad = sum(case.code != 0 for case in cases)
     print(
-        f"{bad} bad and {len(cases) - bad} good cases, {missed} missed; at the door at most {slowest:.2f} s of CPU"
+        f"{bad} bad and {len(cases) - bad} good cases, "
+        f"{missed} missed; at the door at most {slowest:.2f} s of CPU"
     )
     return missed
 

@@ -363,7 +363,9 @@ def powerless() -> None:
 def package(name: str, version: str) -> dict[str, Content]:
     """An installed package that shadows the real one in the eyes of importlib.metadata."""
     return {
-        f"{name}-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        f"{name}-{version}.dist-info/METADATA": (
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
     }
 
 
@@ -722,7 +724,8 @@ NUMBER = [
         f"{A}max_length=4096",
         "1024",
         "tolerate.beyond_positions",
-        why="what lies beyond was never trained; tolerate.beyond_positions=true for who extends a model",
+        why="what lies beyond was never trained; "
+        "tolerate.beyond_positions=true for who extends a model",
     ),
     bad("save every 0 steps", f"{A}save_steps=0", "above 0", f"{A}save_steps="),
     bad("keep 0 checkpoints", f"{A}save_total_limit=0", "at least 1", f"{A}save_total_limit="),
@@ -846,7 +849,8 @@ NUMBER = [
     bad("optimizer step of 0", "optimizer=adamw optimizer.lr=0", "above 0", "optimizer.lr="),
     bad(
         "patience of 0",
-        f"callback=early_stopping callback.early_stopping.early_stopping_patience=0 {A}eval_strategy=steps",
+        "callback=early_stopping "
+        f"callback.early_stopping.early_stopping_patience=0 {A}eval_strategy=steps",
         "at least 1",
         "patience=",
     ),
@@ -2065,7 +2069,8 @@ MODELS = [
         "chatml",
         {
             "rows.jsonl": [CHAT] * 4,
-            "my.jinja": "{% for turn in messages %}{{ turn.content }}<|im_end|>{% if turn.content == '2' %}"
+            "my.jinja": "{% for turn in messages %}"
+            "{{ turn.content }}<|im_end|>{% if turn.content == '2' %}"
             "{{ 1 / 0 }}{% endif %}{% endfor %}",
         },
         late=True,
@@ -2076,7 +2081,9 @@ MODELS = [
         "surrogates",
         "chatml",
         {
-            "my.jinja": "{% for turn in messages %}{{ turn.content }}<|im_end|>{% endfor %}{{ '\\ud800' }}"
+            "my.jinja": (
+                "{% for turn in messages %}{{ turn.content }}<|im_end|>{% endfor %}{{ '\\ud800' }}"
+            )
         },
     ),
     bad(
@@ -2137,11 +2144,15 @@ MODELS = [
     ),
     bad(
         "no marks with assistant_only_loss",
-        f"model.tokenizer.chat_template=my.jinja {A}assistant_only_loss=true dataset=toy_demonstrations",
+        "model.tokenizer.chat_template=my.jinja "
+        f"{A}assistant_only_loss=true dataset=toy_demonstrations",
         "mark",
         "chatml",
         {
-            "my.jinja": "{% for turn in messages %}{{ turn['role'] }}: {{ turn['content'] }}<|im_end|>{% endfor %}"
+            "my.jinja": (
+                "{% for turn in messages %}{{ turn['role'] }}: "
+                "{{ turn['content'] }}<|im_end|>{% endfor %}"
+            )
         },
         late=True,
     ),
@@ -2278,7 +2289,10 @@ REWARD = [
         "nowhere",
         "pip install",
         {
-            "mine.py": "import nowhere_at_all\n\n\ndef score(completions):\n    return [0.0] * len(completions)\n"
+            "mine.py": (
+                "import nowhere_at_all\n\n\ndef score(completions):\n"
+                "    return [0.0] * len(completions)\n"
+            )
         },
         late=True,
         code=5,
@@ -2343,7 +2357,9 @@ REWARD = [
         "mine.py:1: unknown encoding: nonsense",
         "mend line 1 of mine.py",
         {
-            "mine.py": "# coding: nonsense\ndef score(completions):\n    return [0.0] * len(completions)\n"
+            "mine.py": (
+                "# coding: nonsense\ndef score(completions):\n    return [0.0] * len(completions)\n"
+            )
         },
     ),
     bad(
@@ -2388,7 +2404,9 @@ REWARD = [
         "rewards for",
         "as long as completions",
         {
-            "mine.py": "import itertools\n\n\ndef score(completions, **_):\n    return itertools.count()\n"
+            "mine.py": (
+                "import itertools\n\n\ndef score(completions, **_):\n    return itertools.count()\n"
+            )
         },
         late=True,
     ),
@@ -2417,7 +2435,8 @@ REWARD = [
         "was not typed",
         "url=",
         experiment(
-            "defaults:\n  - override /reward: remote\nreward: {remote: {url: 'http://localhost:1/'}}\n"
+            "defaults:\n  - override /reward: remote\n"
+            "reward: {remote: {url: 'http://localhost:1/'}}\n"
         ),
     ),
 ]

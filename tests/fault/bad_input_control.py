@@ -142,7 +142,8 @@ def run_controls(warm: Warm, folder: Path) -> int:
         )
         lost += not shown
         print(
-            f"{'harm' if shown else 'MISS':<4} {control.name:<44} {done.returncode:>3} {control.harm}",
+            f"{'harm' if shown else 'MISS':<4} {control.name:<44} "
+            f"{done.returncode:>3} {control.harm}",
             flush=True,
         )
         if not shown:

@@ -294,19 +294,26 @@ def misses_of_looks(page: Browser, root: Path, keep: Path | None) -> Iterator[st
         lay_run(root / "looks" / f"kl_coef-{kl}", lines=lines, after={"eval_exact": kl}, kl_coef=kl)
     main(["report", str(root / "looks")])
     page.open((root / "looks" / "report.html").as_uri(), 1280)
-    plot = "[...document.querySelectorAll('figure')].find(figure => figure.dataset.name === '{}').chart.plot".format
+    plot = (
+        "[...document.querySelectorAll('figure')].find(figure "
+        "=> figure.dataset.name === '{}').chart.plot"
+    ).format
     title = "document.querySelector('figure[data-name=loss] .title').innerText"
     before = page.value(f"{plot('loss')}.scales.x.max"), page.value(title)
     if not 40 <= before[0] < 50 or before[1] != "loss (1 beyond, to 400)":
         yield f"a longer run squeezes the others: {before}"
     if (
         page.value(
-            f"new Set({plot('loss')}.series.map(line => line.mark && line.mark.glyph + line.dash)).size"
+            f"new Set({plot('loss')}.series.map(line => "
+            "line.mark && line.mark.glyph + line.dash)).size"
         )
         != 4
     ):
         yield "curves that coincide look alike"
-    drawn = f"{plot('reward')}.series.filter(line => line.mark).map(line => line.mark.few && line.paths() === null)"
+    drawn = (
+        f"{plot('reward')}.series.filter(line => line.mark).map(line "
+        "=> line.mark.few && line.paths() === null)"
+    )
     if page.value(drawn) != [True] * 3:
         yield "two points are a line"
     page.value(f"{OVER}.scrollIntoView()")
@@ -317,7 +324,8 @@ def misses_of_looks(page: Browser, root: Path, keep: Path | None) -> Iterator[st
         ("kl", 40, "3086"),
     ):
         page.value(
-            f"(it => {{ it.hovered = true; it.setCursor({{left: it.valToPos({step}, 'x'), top: 50}}) }})({plot(name)})"
+            f"(it => {{ it.hovered = true; it.setCursor({{left: "
+            f"it.valToPos({step}, 'x'), top: 50}}) }})({plot(name)})"
         )
         shown = page.value(f"{plot(name)}.root.querySelector('.values').innerText")
         if text not in shown.split():
@@ -362,7 +370,8 @@ def misses_of_controls(
     )
     for _ in range(2):
         page.value(
-            f"[...{runs}.querySelectorAll('th button')].find(each => each.innerText == 'seed').click()"
+            f"[...{runs}.querySelectorAll('th button')].find(each "
+            "=> each.innerText == 'seed').click()"
         )
     if (
         page.value(f"{runs}.querySelector('th[aria-sort=descending]').innerText.trim()")[:4]

@@ -159,7 +159,10 @@ def lay_ground(folder: Path) -> Path:
     (folder / "evil").mkdir()
     (folder / "evil" / "__init__.py").write_text(code)
     _lay_models(folder, bomb, code)
-    escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ cycler.__init__.__globals__.os.system('touch MARK') }}"
+    escape = (
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+        "{{ cycler.__init__.__globals__.os.system('touch MARK') }}"
+    )
     (folder / "escape.jinja").write_text(escape)
     (folder / "endless.jinja").write_text("{% for a in range(10**9) %}{% endfor %}{{ messages }}")
     return mark
@@ -291,7 +294,10 @@ def misses_of_bombs(
                 outcome.code not in ((0, 2) if door == "report" else (2, 4))
                 or "Traceback" in outcome.text
             ):
-                yield f"{name} at {door}: exit code {outcome.code}: {' '.join(outcome.text.split())[-120:]}"
+                yield (
+                    f"{name} at {door}: exit code {outcome.code}: "
+                    f"{' '.join(outcome.text.split())[-120:]}"
+                )
             elif extra_seconds > SECONDS or grown > MEGABYTES:
                 yield f"{name} at {door}: {extra_seconds:.1f} s and {grown:.0f} MB"
             elif door != "report" and "found " not in outcome.text:

@@ -317,7 +317,8 @@ def told_of(name: str, cases: dict[str, tuple[bool, str]]) -> int:
     bad = {case: text for case, (_, text) in cases.items() if text}
     hit = sum(hit for hit, _ in cases.values())
     print(
-        f"{name:<9} {hit:>4} of {len(cases):>4} met a full disk, {len(cases) - len(bad):>4} as promised",
+        f"{name:<9} {hit:>4} of {len(cases):>4} met a full disk, "
+        f"{len(cases) - len(bad):>4} as promised",
         flush=True,
     )
     print("".join(f"          {case}: {text}\n" for case, text in bad.items()), end="")
@@ -365,7 +366,8 @@ def main() -> int:
         ]
         lost = sum(end.startswith("lost") for end in plain)
         print(
-            f"control   {len(plain)} sizes: {', '.join(f'{plain.count(end)} {end}' for end in dict.fromkeys(plain))}"
+            f"control   {len(plain)} sizes: "
+            f"{', '.join(f'{plain.count(end)} {end}' for end in dict.fromkeys(plain))}"
         )
         warm.close()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

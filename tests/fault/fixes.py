@@ -234,13 +234,19 @@ class Counts:
         self.failed += bool(wrong)
         if wrong or self.verbose:
             verdict, typed = "MISS" if wrong else "ok", shlex.join(words)[:300]
-            text = f"{verdict:<4} {name}: {typed}\n       {told.where}: {told.found}\n       type {way.text}\n"
+            text = (
+                f"{verdict:<4} {name}: {typed}\n"
+                f"       {told.where}: {told.found}\n       type {way.text}\n"
+            )
             # whatever a test captures
             print(f"{text}       {way.kind} {wrong}", file=sys.__stdout__, flush=True)
 
     def __str__(self) -> str:
         untyped = ", ".join(f"{self.kinds[kind]} {kind}" for kind in UNTYPED)
-        return f"{sum(self.kinds[kind] for kind in TYPED)} ways typed, {self.failed} failed; not typed: {untyped}"
+        return (
+            f"{sum(self.kinds[kind] for kind in TYPED)} ways typed, "
+            f"{self.failed} failed; not typed: {untyped}"
+        )
 
 
 # --- As a plugin of pytest: the faults that tests meet ----------------------------------------------

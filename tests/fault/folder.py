@@ -123,7 +123,10 @@ def misses_of_pair(place: Place, kills: bool) -> Iterator[str]:
     wanted = rf"held by pid {winner.pid} on {re.escape(socket.gethostname())} since (\S+)"
     match = re.search(wanted, done.stderr)
     if done.returncode != 4 or not match:
-        yield f"the second left with {done.returncode} and said {done.stderr[-300:]!r}; the first was {winner.pid}"
+        yield (
+            f"the second left with {done.returncode} and said "
+            f"{done.stderr[-300:]!r}; the first was {winner.pid}"
+        )
     elif not began <= datetime.fromisoformat(match[1]) <= datetime.now(UTC):
         yield f"since {match[1]}, and it began at {began}"
     if winner.ended():
@@ -134,7 +137,10 @@ def misses_of_pair(place: Place, kills: bool) -> Iterator[str]:
     (place.folder / "held").unlink()
     code, after = winner.wait().returncode, place.start(words).wait()
     if code != (-9 if kills else 0) or after.returncode:
-        yield f"the first left with {code}, and the next start with {after.returncode}: {after.stderr[-300:]}"
+        yield (
+            f"the first left with {code}, "
+            f"and the next start with {after.returncode}: {after.stderr[-300:]}"
+        )
     if len(folders := runs_in(place)) != 1 or state_of(folders[0]) != "finished":
         yield f"left {folders}"
 
@@ -261,7 +267,9 @@ def misses_of_driver(root: Path, warm: Warm, count: int, chance: random.Random) 
             yield f"started again it left with {done.returncode}: {done.stderr[-300:]}"
         shutil.rmtree(place.folder)
     if stranger.poll() is not None or told.exists():
-        yield f"a stranger got a signal: {told.read_text() if told.exists() else stranger.returncode}"
+        yield (
+            f"a stranger got a signal: {told.read_text() if told.exists() else stranger.returncode}"
+        )
     stranger.kill()
     stranger.communicate()
 

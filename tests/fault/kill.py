@@ -75,7 +75,10 @@ TRAINERS = {
     "lora": ("trainer=sft", "peft=lora", "peft.lora_dropout=0.1", "metric=none"),
 }
 # More than one run, or more than one process: the words of a chain stand in a file.
-CHAIN = "# @package _global_\nname: run\nstages:\n  sft: [trainer=sft]\n  dpo: [trainer=dpo, 'model.path=${run:sft}']\n"
+CHAIN = (
+    "# @package _global_\nname: run\nstages:\n  sft: [trainer=sft]\n"
+    "  dpo: [trainer=dpo, 'model.path=${run:sft}']\n"
+)
 TOGETHER = {
     "two": ("trainer=dpo", "metric=none", "model.path=start"),
     "stages": ("experiment=chain", "--config-dir", "conf", "metric=none"),
@@ -444,7 +447,8 @@ def main() -> int:
         root = (asked.keep or Path(folder)).absolute()
         warm, chance = Warm(root / "warm"), random.Random(asked.seed)
         print(
-            f"{'':<8} {'kills':>6} {'inside a save':>14} {'runs':>6} {'finished':>9} {'bit-equal':>10}"
+            f"{'':<8} {'kills':>6} {'inside a save':>14} "
+            f"{'runs':>6} {'finished':>9} {'bit-equal':>10}"
         )
         for trainer in trainers:
             tallies[trainer] = punish(

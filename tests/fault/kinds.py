@@ -229,7 +229,10 @@ def train(kind: Kind, processes: Queue[Warm], folder: Path) -> str:
     if not kind.refused and done.returncode == 0:
         return ""
     end = errors if done.returncode in (2, 3, 4, 5) else errors[-800:]
-    return f"exit {done.returncode}{', expected: ' + kind.refused if kind.refused else ''}\n{end.strip()}"
+    return (
+        f"exit {done.returncode}{', expected: ' + kind.refused if kind.refused else ''}\n"
+        f"{end.strip()}"
+    )
 
 
 def main(words: list[str]) -> int:

@@ -222,7 +222,8 @@ def main() -> int:
             if count % 500 == 0:
                 print(f"{count} cases so far, {len(misses)} missed", flush=True)
     print(
-        f"{count - len(misses)} of {count} cases: nothing elsewhere was written, emptied, deleted or shown"
+        f"{count - len(misses)} of {count} cases: "
+        "nothing elsewhere was written, emptied, deleted or shown"
     )
     return 1 if misses else 0
 

@@ -129,7 +129,8 @@ def try_sweep(jobs: int, folder: Path) -> list[str]:
         if '"finished"' in path.read_text()
     ]
     print(
-        f"sweep: {len(states)} of {jobs} jobs finished, {(time.monotonic() - started) / jobs:.1f} s each"
+        f"sweep: {len(states)} of {jobs} jobs finished, "
+        f"{(time.monotonic() - started) / jobs:.1f} s each"
     )
     faults += [] if len(states) == jobs else [f"{jobs - len(states)} jobs did not finish"]
     return faults + watched.faults("driver of the sweep")

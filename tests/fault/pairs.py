@@ -98,7 +98,8 @@ def main(words: list[str]) -> int:
                 print(done.stdout[-2000:], done.stderr[-3000:], sep="\n", flush=True)
         warm.close()
     print(
-        f"{len(pairs) - len(failed)} of {len(pairs)} pairs trained in {time.monotonic() - began:.0f} s"
+        f"{len(pairs) - len(failed)} of {len(pairs)} "
+        f"pairs trained in {time.monotonic() - began:.0f} s"
     )
     return int(bool(failed))
 

@@ -239,7 +239,10 @@ def stopped(run: Commands, number: int, code: int) -> str:
         assert saved or not status["step"], status
     time.sleep(3)
     assert not any(map(held, runs))
-    return f"exit code {code}; after {seconds:.0f} s two had saved their step, and the third never began"
+    return (
+        f"exit code {code}; after {seconds:.0f} s two "
+        "had saved their step, and the third never began"
+    )
 
 
 def case_ctrl_c(run: Commands) -> str:
@@ -276,7 +279,10 @@ def case_leave(run: Commands) -> str:
         states = [run_folder.status()["state"] for run_folder in run.runs("left")]
         assert states == ["interrupted"] * 2 and not any(map(held, run.runs("left"))), states
         assert "no job" in run("cancel", "outputs/left")
-    return f"submitted in {seconds:.0f} s; the same again submits none (starts {starts}); cancel: both interrupted"
+    return (
+        f"submitted in {seconds:.0f} s; "
+        f"the same again submits none (starts {starts}); cancel: both interrupted"
+    )
 
 
 def case_refused(run: Commands) -> str:
@@ -303,7 +309,10 @@ def case_refused(run: Commands) -> str:
         code=5,
     )
     assert "environment" in output, output
-    return f"{len(told)} refused in at most {max(seconds):.0f} s; a runtime_env that cannot be made is said"
+    return (
+        f"{len(told)} refused in at most {max(seconds):.0f} s; "
+        "a runtime_env that cannot be made is said"
+    )
 
 
 def main(words: list[str]) -> int:

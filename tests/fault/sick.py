@@ -595,7 +595,8 @@ def attempt(cases: list[Case], folder: Path) -> int:
         spent = f"{cpu() - before:4.1f} s"
         verdict = "MISS" if wrong else "ok"
         print(
-            f"{verdict:<4}  {case.name:<28} {outcome.code}  {late:<22} {spent}  {'; '.join(wrong)}  {told}",
+            f"{verdict:<4}  {case.name:<28} {outcome.code}  "
+            f"{late:<22} {spent}  {'; '.join(wrong)}  {told}",
             flush=True,
         )
         shutil.rmtree(folder / case.name.replace(" ", "-"))
@@ -656,7 +657,8 @@ def control(folder: Path) -> int:
                 ended, stopped = f"stopped by {type(error).__name__}", stopped + 1
         broken = sum(not bool(weight.isfinite().all()) for weight in model.parameters())
         print(
-            f"      control: {name}: {ended}, {broken} weights of its last checkpoint are no numbers"
+            f"      control: {name}: {ended}, "
+            f"{broken} weights of its last checkpoint are no numbers"
         )
     return stopped
 
@@ -707,7 +709,8 @@ def overhead(folder: Path) -> int:
         weights = sum(weight.numel() for weight in trainer.model.parameters()) / 1e6
         steps = trainer.state.global_step
         print(
-            f"{name} ({weights:.1f} M): {1000 * spent['seconds'] / steps:.2f} ms a step, {share:.2%} of the CPU"
+            f"{name} ({weights:.1f} M): "
+            f"{1000 * spent['seconds'] / steps:.2f} ms a step, {share:.2%} of the CPU"
         )
         dear += share >= 0.02
     return int(bool(dear))

@@ -525,7 +525,8 @@ def main() -> int:
     live(asked.count)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print(
-        f"{asked.count} lives, no promise broken; {sum(u.ru_utime + u.ru_stime for u in used):.0f} CPU seconds"
+        f"{asked.count} lives, no promise broken; "
+        f"{sum(u.ru_utime + u.ru_stime for u in used):.0f} CPU seconds"
     )
     return 0
 
