@@ -19,9 +19,9 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 def cpu_seconds() -> float:
     """CPU seconds that this process and all of its descendants have used so far."""
-    own = resource.getrusage(resource.RUSAGE_SELF)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+    seconds = usage.ru_utime + usage.ru_stime + ended.ru_utime + ended.ru_stime
     waiting = _children(os.getpid())
     while waiting:
         pid = waiting.pop()

@@ -246,19 +246,19 @@ class Hub:
     def environment(self, home: Path, token: str | None = None) -> dict[str, str]:
         """The whole environment of a subprocess: this hub, a cache in ``home``, and no proxy."""
         foreign = ("HF_", "HUGGING", "TRANSFORMERS_")
-        kept = {
+        inherited = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(foreign) and not name.lower().endswith("_proxy")
         }
-        own = {
+        variables = {
             "HF_ENDPOINT": self.url,
             "HF_HOME": str(home),
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_DISABLE_XET": "1",
             "NO_PROXY": "*",
         }
-        return kept | own | ({"HF_TOKEN": token} if token else {})
+        return inherited | variables | ({"HF_TOKEN": token} if token else {})
 
     def forget(self) -> None:
         """Empty the log, so that a test reads only its own requests."""
@@ -376,9 +376,9 @@ class Hub:
         repo, sha = self._open_commit(request, kind, repo_id, revision)
         asked = parse_qs(request.body.decode())
         entries = list_tree(repo.commits[sha], "", recursive=True)
-        found = [entry for entry in entries if entry["path"] in asked.get("paths", [])]
+        entries_found = [entry for entry in entries if entry["path"] in asked.get("paths", [])]
         expand = asked.get("expand", [""])[0].lower() == "true"
-        return to_json([dated(entry, sha) for entry in found] if expand else found)
+        return to_json([dated(entry, sha) for entry in entries_found] if expand else entries_found)
 
     def _answer_resolve(
         self, request: Request, kind: str, repo_id: str, revision: str, path: str
@@ -402,12 +402,12 @@ class Hub:
         kind = asked.get("type", "model")
         repo_id = f"{asked.get('organization') or USER}/{asked['name']}"
         address = f"{self.url}/{'datasets/' if kind == 'dataset' else ''}{repo_id}"
-        known = (kind, repo_id) in self.repos
-        if not known:  # an existing repository keeps its visibility
+        exists = (kind, repo_id) in self.repos
+        if not exists:  # an existing repository keeps its visibility
             private = asked.get("visibility") == "private"  # nothing said is public
             repo = self.repos[kind, repo_id] = Repo(kind, repo_id, private)
             repo.commit({})
-        return to_json({"url": address, "name": repo_id}, 409 if known else 200)
+        return to_json({"url": address, "name": repo_id}, 409 if exists else 200)
 
     def _answer_validate(self, request: Request) -> Answer:
         return to_json({"errors": [], "warnings": []})
@@ -416,10 +416,12 @@ class Hub:
         """Have every file come inline, and say which of them are here already."""
         self._require_owner(request)
         repo, sha = self._open_commit(request, kind, repo_id, revision)
-        here = {path: blob.oid for path, blob in repo.commits[sha].items()}
+        present = {path: blob.oid for path, blob in repo.commits[sha].items()}
         names = [file["path"] for file in json.loads(request.body)["files"]]
         fixed = {"uploadMode": "regular", "shouldIgnore": False}
-        return to_json({"files": [{"path": name, "oid": here.get(name)} | fixed for name in names]})
+        return to_json(
+            {"files": [{"path": name, "oid": present.get(name)} | fixed for name in names]}
+        )
 
     def _answer_commit(self, request: Request, kind: str, repo_id: str, revision: str) -> Answer:
         self._require_owner(request)
@@ -579,9 +581,9 @@ def serve_recipes(hub: Hub, folder: Path) -> None:
         "{% endfor", "{% endgeneration %}{% endfor"
     )
     for repo_id, revision in RECIPE_MODELS:
-        own = dict(files["score" if repo_id.endswith("RM") else "lm"])
-        own |= {"chat_template.jinja": marked.encode()} if "SmolLM3" in repo_id else {}
-        hub.add_files("model", repo_id, own, revision=revision)
+        files_of_repo = dict(files["score" if repo_id.endswith("RM") else "lm"])
+        files_of_repo |= {"chat_template.jinja": marked.encode()} if "SmolLM3" in repo_id else {}
+        hub.add_files("model", repo_id, files_of_repo, revision=revision)
     for repo_id in RECIPES:
         hub.add_dataset(repo_id, rows_of(repo_id))
 

@@ -33,12 +33,12 @@ class Instant:
 
 def watch(instant: Instant) -> None:
     """Look for the instant from here on, in this process and in those that it forks."""
-    own = os.getpid()
-    seen = 0
+    pid = os.getpid()
+    events = 0
     busy = False
 
     def hook(event, arguments):
-        nonlocal seen, busy
+        nonlocal events, busy
         if event not in TOUCHES or busy:
             return
         path = _path(event, arguments)
@@ -51,9 +51,9 @@ def watch(instant: Instant) -> None:
                 with open(instant.record, "a", encoding="utf-8") as file:
                     file.write(f"{touch}\n")
             if instant.count and re.search(instant.pattern, touch):
-                seen += 1
-                if seen == instant.count:
-                    reach(instant, own)
+                events += 1
+                if events == instant.count:
+                    reach(instant, pid)
         finally:
             busy = False
 

@@ -22,8 +22,8 @@ def lay_run(
 ) -> Path:
     """A run folder with these scores, logged lines, command-line words and top-level keys; returns the folder."""
     folder.mkdir(parents=True)
-    whole = {"name": folder.parent.name, "seed": 0, "metric": None} | cfg
-    write_config(folder, whole)
+    cfg_of_run = {"name": folder.parent.name, "seed": 0, "metric": None} | cfg
+    write_config(folder, cfg_of_run)
     write(
         folder / "status.json",
         {"state": state, "step": 4, "max_steps": 8, "updated": "2026-01-02T03:04:05+00:00"},
@@ -84,7 +84,7 @@ def wave(steps: int) -> list[dict]:
 
 def jobs_of(words) -> list[list[str]]:
     """The words of each job of a sweep."""
-    return [
-        [word for word, _ in picked]
-        for picked in itertools.product(*sweep_axes.options(words).values())
-    ]
+    jobs = []
+    for options in itertools.product(*sweep_axes.options(words).values()):
+        jobs.append([word for word, _ in options])
+    return jobs

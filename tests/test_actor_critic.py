@@ -179,7 +179,7 @@ def test_activations_computed_twice_give_the_same_gradients(critic):
 
 
 def test_layers_are_computed_twice_where_that_was_asked():
-    seen = []
+    kept_inputs = []
     for layers in ({}, {"every_n_layers": 2}):
         made = build("model").train()
         made.activation_checkpointing_enable({}, **layers)
@@ -189,8 +189,8 @@ def test_layers_are_computed_twice_where_that_was_asked():
                 layer.self_attn.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         logprobs, values = made(BATCH)
         (logprobs.sum() + values.sum()).backward()
-        seen.append(len(calls))
-    assert seen == [8, 6]  # four layers, each or every second twice
+        kept_inputs.append(len(calls))
+    assert kept_inputs == [8, 6]  # four layers, each or every second twice
 
 
 # --- The start ----------------------------------------------------------------------------------
@@ -319,14 +319,14 @@ def test_dropout_is_off_in_every_form(kind, changes):
 @pytest.mark.parametrize("critic", ["model", "adapter", "head"])
 def test_the_state_holds_what_trains_once_and_restores_it(critic):
     made = build(critic)
-    other = build(critic)
+    restored = build(critic)
     state = {name: weight.clone() for name, weight in made.state_dict().items()}
     assert set(state) == {name for name, weight in made.named_parameters() if weight.requires_grad}
-    for weight in other.parameters():
+    for weight in restored.parameters():
         weight.data.add_(weight.requires_grad * 1.0)
-    other.load_state_dict(state)
-    for one, two in zip(made(BATCH), other(BATCH), strict=True):
-        assert torch.equal(one, two)
+    restored.load_state_dict(state)
+    for expected, two in zip(made(BATCH), restored(BATCH), strict=True):
+        assert torch.equal(expected, two)
 
 
 def test_weights_that_others_take_the_place_of_are_still_trained_and_saved():

@@ -25,10 +25,10 @@ Weights = dict[str, torch.Tensor]
 
 def make_adapter(folder: Path, **settings) -> Path:
     """The folder of an adapter on the tiny model."""
-    given = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} | settings
+    config = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} | settings
     base = AutoModelForCausalLM.from_pretrained(TINY)
     with warnings.catch_warnings(action="ignore"):  # of tied weights
-        peft.get_peft_model(base, peft.LoraConfig(**given)).save_pretrained(
+        peft.get_peft_model(base, peft.LoraConfig(**config)).save_pretrained(
             folder, save_embedding_layers=False
         )
     return folder
@@ -160,14 +160,14 @@ def test_it_is_refused_wherever_it_is_named(change, tmp_path, monkeypatch, capsy
 
 def test_what_only_loading_can_tell_is_told_then(change):
     """So are adapters of the hub, and of bases whose files name their weights otherwise than the model does."""
-    other = change(
+    changed = change(
         lambda weights: {
             name.replace("base_model.model.", "base_model."): weights[name] for name in weights
         }
     )
-    assert faults_of(other) == []
+    assert faults_of(changed) == []
     with pytest.raises(ConfigError, match="lacks 28 weights of its adapter"):
-        load_model(str(other), tokenizer=load_tokenizer(TINY))
+        load_model(str(changed), tokenizer=load_tokenizer(TINY))
 
 
 def test_an_adapter_for_texts_gives_no_scores(sound):
@@ -180,14 +180,14 @@ def test_a_kernel_that_a_config_names_is_refused(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     for value in ("evil/kernel", {"": "evil/kernel"}):
         (folder / "config.json").write_text(json.dumps(config | {"_attn_implementation": value}))
-        (found,) = faults_of(folder)
-        assert "asks for the kernel evil/kernel" in found
+        (fault,) = faults_of(folder)
+        assert "asks for the kernel evil/kernel" in fault
     (folder / "config.json").write_text(json.dumps(config | {"_attn_implementation": "sdpa"}))
     assert faults_of(folder) == []
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("peft.r=1000000", "at least 1 and at most 16384"),
         ("peft.r=400", "no matrix of the model has more than 384"),
@@ -197,10 +197,10 @@ def test_a_kernel_that_a_config_names_is_refused(tmp_path):
         ("peft.lora_alpha=0", "above 0"),
     ],
 )
-def test_a_rank_that_no_matrix_holds_is_refused(words, said, tmp_path, monkeypatch, capsys):
+def test_a_rank_that_no_matrix_holds_is_refused(words, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["peft=lora", words, "--dry-run"]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_the_modules_of_an_adapter_are_written_in_order(sound, tmp_path):

@@ -99,7 +99,7 @@ def test_ways_to_mend_a_fault_are_read_as_a_shell_reads_them():
 
 def test_an_installed_library_is_judged_by_its_release():
     assert list(find_other_versions()) == []
-    own = (
+    installed = (
         "2.13.0+cpu",
         "2.9",
         "2.9.0a0+145a3a7bda.nv25.10",
@@ -108,9 +108,9 @@ def test_an_installed_library_is_judged_by_its_release():
         "unheard",
         None,
     )
-    assert [version for version in own if not is_within(version, ">=2.9.0,<2.14")] == []
-    others = ("2.8.9", "2.14", "2.14.0.dev20260101+cu130", "3.0")
-    assert [version for version in others if is_within(version, ">=2.9.0,<2.14")] == []
+    assert [version for version in installed if not is_within(version, ">=2.9.0,<2.14")] == []
+    too_new = ("2.8.9", "2.14", "2.14.0.dev20260101+cu130", "3.0")
+    assert [version for version in too_new if is_within(version, ">=2.9.0,<2.14")] == []
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,10 @@ def test_a_template_that_fails_is_a_fault_however_it_fails(text):
         "{{ 9**(9**9) }}",
         "{{ 'a' * 10**7 }}",
         "{% for one in range(99999) %}{% for two in range(99999) %}xxxx{% endfor %}{% endfor %}",
-        "{% set all = namespace(text='x') %}{% for one in range(99) %}{% set all.text = all.text * 9 %}{% endfor %}",
+        (
+            "{% set all = namespace(text='x') %}{% for one in range(99) %}"
+            "{% set all.text = all.text * 9 %}{% endfor %}"
+        ),
         "{% macro deep(n) %}{{ deep(n + 1) }}{{ deep(n + 1) }}{% endmacro %}{{ deep(0) }}",
         "{{ '%0999999999999d' % 1 }}",
         "{% if messages|length > 99 %}{{ 1 / 0 }}{{ ('a' * 10**10)|length }}{% endif %}",
@@ -193,7 +196,10 @@ STREAMED = (
     ],
 )
 def test_a_template_that_grows_for_a_later_row_alone_is_refused(train, tmp_path, capsys, loop, how):
-    text = "{% for turn in messages %}{{ turn.content }}{{ eos_token }}{% if 'grow' in turn.content %}LOOP{% endif %}"
+    text = (
+        "{% for turn in messages %}{{ turn.content }}{{ eos_token }}"
+        "{% if 'grow' in turn.content %}LOOP{% endif %}"
+    )
     loop = "{% set n = range(99999) %}" + loop
     (tmp_path / "my.jinja").write_text(text.replace("LOOP", loop) + "{% endfor %}")
     rows = [
@@ -209,10 +215,10 @@ def test_a_template_that_grows_for_a_later_row_alone_is_refused(train, tmp_path,
     assert (
         train("trainer=sft", *words, *how, f"trainer.args.max_steps={40 if how else 1}").code == 2
     )
-    said = capsys.readouterr().err
-    assert "\n  model.tokenizer.chat_template\n" in said
-    assert "content:grow" in said
-    assert "more than 2 s, 256 MB or 1,000,000 letters for the row" in said
+    stderr = capsys.readouterr().err
+    assert "\n  model.tokenizer.chat_template\n" in stderr
+    assert "content:grow" in stderr
+    assert "more than 2 s, 256 MB or 1,000,000 letters for the row" in stderr
 
 
 @pytest.mark.quick(2)
@@ -248,7 +254,7 @@ def layers(prefix, count, part="mlp.up_proj.weight"):
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "found"),
+    ("file", "content", "finding"),
     [
         ("config.json", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ("config.json", {"num_hidden_layers": -1}, "num_hidden_layers is -1"),
@@ -259,7 +265,7 @@ def layers(prefix, count, part="mlp.up_proj.weight"):
     ],
 )
 def test_a_file_of_a_model_that_says_what_cannot_be_is_a_fault_at_once(
-    tmp_path, file, content, found
+    tmp_path, file, content, finding
 ):
     node = save(tmp_path, LLAMA | (content if file == "config.json" else {}), BODY)
     if "index" in file:
@@ -267,7 +273,7 @@ def test_a_file_of_a_model_that_says_what_cannot_be_is_a_fault_at_once(
     if file != "config.json":
         (tmp_path / file).write_text(content if isinstance(content, str) else json.dumps(content))
     (fault,) = find_model_faults(node, "lm")
-    assert found in fault.found
+    assert finding in fault.found
     assert fault.fix
 
 

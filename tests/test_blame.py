@@ -63,10 +63,12 @@ def error_of_a_library(text: str) -> Exception:
     ],
 )
 def test_a_message_blames_the_typed_key_that_it_names(run, text, typed, where):
-    found = find_refused_keys(run(*typed), error_of_a_library(text))
-    assert (found.faults[0].where if found else None) == (where and f"trainer.args.{where}")
-    assert not found or (
-        found.code == 2 and found.faults[0].fix == f"leave trainer.args.{where} out"
+    refused_keys = find_refused_keys(run(*typed), error_of_a_library(text))
+    assert (refused_keys.faults[0].where if refused_keys else None) == (
+        where and f"trainer.args.{where}"
+    )
+    assert not refused_keys or (
+        refused_keys.code == 2 and refused_keys.faults[0].fix == f"leave trainer.args.{where} out"
     )
 
 
@@ -83,8 +85,8 @@ def test_what_is_built_of_some_keys_alone_blames_what_was_typed_of_them(run):
     several = find_refused_keys(run(*words), KeyError("nothing to be found here"), ["trainer.args"])
     assert several.faults[0].where == "trainer.args"
     assert "trainer.args.max_steps" in several.faults[0].fix
-    one = find_refused_keys(run(*words[:1]), KeyError("nothing"), ["trainer.args"])
-    assert one.faults[0].where == "trainer.args.max_steps"
+    refused = find_refused_keys(run(*words[:1]), KeyError("nothing"), ["trainer.args"])
+    assert refused.faults[0].where == "trainer.args.max_steps"
     assert find_refused_keys(run(*words), KeyError("nothing"), ["peft"]) is None
 
 
@@ -96,7 +98,10 @@ def test_what_is_built_of_some_keys_alone_blames_what_was_typed_of_them(run):
             "torch_compile_backend",
         ),
         (
-            "peft._target_=peft.IA3Config peft.feedforward_modules=[down_proj] peft.target_modules=[q_proj]",
+            (
+                "peft._target_=peft.IA3Config "
+                "peft.feedforward_modules=[down_proj] peft.target_modules=[q_proj]"
+            ),
             "modules",
         ),
     ],

@@ -61,8 +61,8 @@ def test_what_reads_known_answers_is_not_bounded_and_not_told(capsys, monkeypatc
 )
 def test_what_is_counted(words, answers, evaluations):
     (composed,) = compose_runs(words)
-    found = evaluation_budget(Experiment.read(composed.cfg))
-    assert (found.answers, found.evaluations) == (answers, evaluations)
+    budget = evaluation_budget(Experiment.read(composed.cfg))
+    assert (budget.answers, budget.evaluations) == (answers, evaluations)
 
 
 @pytest.mark.slow

@@ -299,11 +299,9 @@ def test_a_callback_is_served_what_it_names(train, mine, tmp_path):
 @pytest.mark.slow
 def test_callbacks_come_as_they_are_listed(train, mine):
     """The one that asks for the trainer waits for it, and comes behind the others."""
-    words = [
-        word
-        for name, target in {"b": "First", "c": "Ordered", "a": "First"}.items()
-        for word in (f"callback.{name}._target_=others.{target}", f"callback.{name}.word={name}")
-    ]
+    words = []
+    for name, target in {"b": "First", "c": "Ordered", "a": "First"}.items():
+        words += [f"callback.{name}._target_=others.{target}", f"callback.{name}.word={name}"]
     done = train("trainer=sft", "allow=[others]", *words, *SHORT)
     assert (done.run.folder / "order.txt").read_text().split() == ["b", "a", "c", "b", "a", "c"]
 
@@ -382,14 +380,14 @@ def test_options_of_callbacks_combine():
         "metric=none",
     )
     both = compose(["callback=[early_stopping,samples]", *stop]).cfg["callback"]
-    one = compose(
+    single = compose(
         [
             "callback=early_stopping",
             "callback.samples._target_=runner.training.callback.Samples",
             *stop,
         ]
     )
-    assert list(both) == list(one.cfg["callback"]) == ["early_stopping", "samples"]
+    assert list(both) == list(single.cfg["callback"]) == ["early_stopping", "samples"]
     assert list(compose(["callback=[samples,early_stopping]", *stop]).cfg["callback"]) == [
         "samples",
         "early_stopping",
@@ -472,12 +470,12 @@ def test_averages_of_weights_go_on_where_they_were(train):
     )
     run = train(*words).run
     average = run.checkpoints / "bema" / "model.safetensors"
-    whole = average.read_bytes()
+    content = average.read_bytes()
     for folder in (run.model, run.checkpoints / "checkpoint-4", average.parent):
         shutil.rmtree(folder)
     run.set_status("interrupted", step=2, max_steps=4, sealed=2)
     assert train(*words).state() == "finished"
-    assert average.read_bytes() == whole
+    assert average.read_bytes() == content
 
 
 @pytest.mark.parametrize("words", ["trainer=sft peft=lora", "trainer=ppo reward=length"])

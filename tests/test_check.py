@@ -99,20 +99,20 @@ def with_args(name: str = "DPO", **fields):
 
 
 def faults(cfg, **words):
-    found = find_all_faults(cfg, menu=MENU, **words)
-    for line in "\n".join(map(str, found)).splitlines():
+    found_faults = find_all_faults(cfg, menu=MENU, **words)
+    for line in "\n".join(map(str, found_faults)).splitlines():
         assert len(line) <= 100, line
-    return found
+    return found_faults
 
 
 def only(cfg, **words):
-    found = faults(cfg, **words)
-    assert len(found) == 1, "\n".join(map(str, found))
-    return found[0]
+    found_faults = faults(cfg, **words)
+    assert len(found_faults) == 1, "\n".join(map(str, found_faults))
+    return found_faults[0]
 
 
-def texts(found):
-    return "\n".join(map(str, found))
+def texts(found_faults):
+    return "\n".join(map(str, found_faults))
 
 
 # --- what is good ---
@@ -138,8 +138,8 @@ def test_every_field_at_its_default_is_good(name):
         if parameter.default is None or isinstance(parameter.default, bool | int | float | str):
             args.setdefault(field, parameter.default)
     assert len(args) > 100
-    found = [fault for fault in faults(cfg) if fault.where != "trainer.args.seed"]
-    assert found == []  # the runner's seed is another one than that of the library
+    found_faults = [fault for fault in faults(cfg) if fault.where != "trainer.args.seed"]
+    assert found_faults == []  # the runner's seed is another one than that of the library
 
 
 @pytest.mark.slow
@@ -153,13 +153,17 @@ def test_every_field_of_a_real_config_is_good(name):
         real = getattr(importlib.import_module(PACKAGES[name]), f"{name}Config")
         values = real(output_dir="x", use_cpu=True, bf16=False).to_dict()
     # ours, or filled in
-    kept = ("output_dir", "disable_tqdm", "seed", "hub_token", "accelerator_config")
+    settings_kept = ("output_dir", "disable_tqdm", "seed", "hub_token", "accelerator_config")
     # likewise, and TRL takes it only without steps_per_generation
-    kept += ("generation_batch_size",)
-    plain = {key: value for key, value in json.loads(json.dumps(values)).items() if key not in kept}
-    known = read_signature(good(name)["trainer"]["args"]["_target_"]).parameters
+    settings_kept += ("generation_batch_size",)
+    plain = {
+        key: value
+        for key, value in json.loads(json.dumps(values)).items()
+        if key not in settings_kept
+    }
+    fields = read_signature(good(name)["trainer"]["args"]["_target_"]).parameters
     cfg = good(name)
-    cfg["trainer"]["args"] = {key: v for key, v in plain.items() if key in known} | {
+    cfg["trainer"]["args"] = {key: v for key, v in plain.items() if key in fields} | {
         "_target_": cfg["trainer"]["args"]["_target_"]
     }
     assert len(cfg["trainer"]["args"]) > 100
@@ -220,14 +224,16 @@ def test_a_misspelt_field():
 
 
 MISSPELLINGS = {
-    "a letter less": lambda word, at: word[:at] + word[at + 1 :],
-    "a letter twice": lambda word, at: word[:at] + word[at] + word[at:],
-    "two swapped": lambda word, at: word[: at - 1] + word[at] + word[at - 1] + word[at + 1 :],
-    "another letter": lambda word, at: (
-        word[:at] + ("y" if word[at] == "x" else "x") + word[at + 1 :]
+    "a letter less": lambda word, place: word[:place] + word[place + 1 :],
+    "a letter twice": lambda word, place: word[:place] + word[place] + word[place:],
+    "two swapped": lambda word, place: (
+        word[: place - 1] + word[place] + word[place - 1] + word[place + 1 :]
     ),
-    "dashes": lambda word, at: word.replace("_", "-").upper(),
-    "camel case": lambda word, at: "".join(part.title() for part in word.split("_")),
+    "another letter": lambda word, place: (
+        word[:place] + ("y" if word[place] == "x" else "x") + word[place + 1 :]
+    ),
+    "dashes": lambda word, place: word.replace("_", "-").upper(),
+    "camel case": lambda word, place: "".join(part.title() for part in word.split("_")),
 }
 
 
@@ -244,11 +250,11 @@ def test_every_misspelt_field_is_found_and_nearly_every_one_is_corrected(kind):
         if key not in fields and fields[name].type.accepts(values[name]):
             wrong[key] = name
     typed = {key: values[name] for key, name in wrong.items()}
-    found = {fault.where: fault.fix for fault in faults(with_args(**typed))}
-    assert set(found) == {f"trainer.args.{key}" for key in wrong}
+    fixes = {fault.where: fault.fix for fault in faults(with_args(**typed))}
+    assert set(fixes) == {f"trainer.args.{key}" for key in wrong}
     assert len(wrong) > 120
     right = [
-        found[f"trainer.args.{key}"] == to_override(f"trainer.args.{name}", values[name])
+        fixes[f"trainer.args.{key}"] == to_override(f"trainer.args.{name}", values[name])
         for key, name in wrong.items()
     ]
     assert sum(right) / len(right) >= 0.97
@@ -364,9 +370,11 @@ def test_an_open_target_refuses_only_what_looks_misspelt():
 def test_missing_arguments():
     cfg = good()
     del cfg["model"]["path"], cfg["model"]["tokenizer"], cfg["trainer"]["form"]
-    found = faults(cfg)
-    assert [fault.where for fault in found] == [*("trainer.form", "model.path", "model.tokenizer")]
-    assert all(fault.found.startswith("missing, but ") for fault in found)
+    found_faults = faults(cfg)
+    assert [fault.where for fault in found_faults] == [
+        *("trainer.form", "model.path", "model.tokenizer")
+    ]
+    assert all(fault.found.startswith("missing, but ") for fault in found_faults)
 
 
 def test_a_partial_may_wait_for_the_rest():
@@ -563,7 +571,8 @@ def test_numbers_that_are_not_finite_are_refused_in_free_mappings_too():
 def test_keys_and_values_inside_a_typed_mapping(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "my_rows.py").write_text(
-        "from typing import Literal\ndef load(columns: dict[Literal['prompt', 'chosen'], str], to=None): ...\n"
+        "from typing import Literal\ndef load(columns: "
+        "dict[Literal['prompt', 'chosen'], str], to=None): ...\n"
     )
     cfg = good(dataset={"_target_": "my_rows.load", "columns": {"promt": "x"}})
     fault = only(cfg, allow=("my_rows",))
@@ -600,25 +609,24 @@ def test_what_is_known_of_fields_is_of_fields_that_there_are():
         named = {name for name in BY_GROUP[group] if not name.startswith("|")}
         assert named - shipped[group] == set()
     assert {*SET_BY_RUNNER, *upstream.FROM_GROUP} - shipped["trainer"] == set()
-    others = {
+    signatures = {
         f"{name}Config": signature
         for name, signature in ValidationContext({}).trainer_configs.items()
     }
-    others |= {target.rpartition(".")[2]: read_signature(target) for target in (
+    signatures |= {target.rpartition(".")[2]: read_signature(target) for target in (
         "runner.training.callback.Samples", "transformers.EarlyStoppingCallback", "peft.OFTConfig",
         "accelerate.ParallelismConfig", "runner.ppo.PPOConfig",
     )}  # fmt: skip
     targets = ("runner.loss.focal", "runner.loss.label_smoothed", "runner.reward.rule.length")
-    others |= {target: read_signature(target) for target in targets}
-    others["BEMACallback"] = read_signature("trl.BEMACallback")
-    known = {owner: set(signature.parameters) for owner, signature in others.items()}
-    known["Adafactor"] = {
-        name
-        for target in ("transformers.Adafactor", "torch.optim.Adafactor")
-        for name in read_signature(target).parameters
+    signatures |= {target: read_signature(target) for target in targets}
+    signatures["BEMACallback"] = read_signature("trl.BEMACallback")
+    fields = {owner: set(signature.parameters) for owner, signature in signatures.items()}
+    fields["Adafactor"] = {
+        *read_signature("transformers.Adafactor").parameters,
+        *read_signature("torch.optim.Adafactor").parameters,
     }
     for owner, row in BY_CLASS.items():
-        assert set(row) - known[owner] == set(), owner
+        assert set(row) - fields[owner] == set(), owner
 
 
 # --- parts ---
@@ -760,7 +768,8 @@ def test_a_dangerous_target_is_found_wherever_it_hides():
 
 def test_the_range_of_beta_is_that_of_the_config_whoever_derives_the_trainer(tmp_path, monkeypatch):
     (tmp_path / "derived.py").write_text(
-        "from trl.experimental.online_dpo import OnlineDPOTrainer\n\nclass Mine(OnlineDPOTrainer): pass\n"
+        "from trl.experimental.online_dpo import OnlineDPOTrainer\n"
+        "\nclass Mine(OnlineDPOTrainer): pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     cfg = good("OnlineDPO", trainer__args__beta=0)
@@ -818,7 +827,7 @@ def test_a_launcher_is_the_function_of_its_module(tmp_path, monkeypatch):
     """So that one more is a module in ``runner/launch/`` and a file in ``conf/launcher/``."""
     assert is_allowed("runner.launch.slurm.slurm", launcher=True)
     assert not is_allowed("runner.launch.slurm.slurm")
-    for other in (
+    for other_words in (
         "slurm.submit",
         "worker.work",
         "start.start_runs",
@@ -826,7 +835,7 @@ def test_a_launcher_is_the_function_of_its_module(tmp_path, monkeypatch):
         "local.os",
         "local.worker",
     ):
-        assert not is_allowed(f"runner.launch.{other}", launcher=True)
+        assert not is_allowed(f"runner.launch.{other_words}", launcher=True)
     monkeypatch.chdir(tmp_path)
     Path("my_slurm.py").write_text(
         "def my_slurm(folder, *, num_processes=1, partition='', debug=False): ..."
@@ -962,8 +971,8 @@ ELSEWHERE = (
 )
 def test_what_is_sent_to_another_machine_must_be_typed(address, is_risky):
     """What cannot be read as an address of this machine, by the one way in which all clients read it, is none."""
-    found = find_dangers({"trainer": {"args": {"vllm_server_base_url": address}}})
-    assert [fault.where for fault in found] == (
+    dangers = find_dangers({"trainer": {"args": {"vllm_server_base_url": address}}})
+    assert [fault.where for fault in dangers] == (
         ["trainer.args.vllm_server_base_url"] if is_risky else []
     )
 
@@ -1003,8 +1012,8 @@ STORES = {
     ],
 )
 def test_a_variable_that_can_lead_a_tracker_elsewhere_must_be_typed(variable, value, is_risky):
-    found = list(find_dangers({"tracker": {"environment": {variable: value}}}))
-    assert [fault.where for fault in found] == (
+    dangers = list(find_dangers({"tracker": {"environment": {variable: value}}}))
+    assert [fault.where for fault in dangers] == (
         [f"tracker.environment.{variable}"] if is_risky else []
     )
 

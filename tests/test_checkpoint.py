@@ -96,24 +96,25 @@ def test_a_checkpoint_from_before_the_first_sick_step_stays_until_the_sickness_i
         checkpoint(tmp_path, step)
         most = max(most, len([*tmp_path.iterdir()]))
         keeper.on_save(args, state(step), None, **TRAINED)
-        there = [int(path.name.partition("-")[2]) for path in tmp_path.iterdir()]
+        steps = [int(path.name.partition("-")[2]) for path in tmp_path.iterdir()]
         for alarm in build_alarms(tolerate):
             alarm.count = alarm.patience
             healthy = alarm.sickness(Step(step + 1), "sick").healthy
-            assert healthy < every or min(there) <= healthy
+            assert healthy < every or min(steps) <= healthy
     assert most == checkpoints_at_once(2, notice, "steps", every, 90)
 
 
 @pytest.mark.parametrize(
-    ("keep", "best", "left"), [(2, 1, [1, 9]), (2, 8, [8, 9]), (3, None, [7, 8, 9]), (1, 9, [9])]
+    ("keep", "best", "remaining"),
+    [(2, 1, [1, 9]), (2, 8, [8, 9]), (3, None, [7, 8, 9]), (1, 9, [9])],
 )
 def test_a_finished_run_has_no_more_checkpoints_than_it_may_and_the_best_of_them(
-    tmp_path, keep, best, left
+    tmp_path, keep, best, remaining
 ):
     for step in range(1, 10):
         seal(checkpoint(tmp_path, step))
     rotate(tmp_path, keep, best and f"checkpoint-{best}")
-    assert sorted(int(path.name.partition("-")[2]) for path in tmp_path.iterdir()) == left
+    assert sorted(int(path.name.partition("-")[2]) for path in tmp_path.iterdir()) == remaining
 
 
 @pytest.mark.parametrize(

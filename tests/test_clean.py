@@ -55,9 +55,9 @@ def checkpoints(name: str) -> list[str]:
 def test_it_lists_first_and_deletes_only_when_it_is_told_to(group, capsys, monkeypatch):
     before = files_of(group.parent)
     assert main(["clean", "kl", "where=state=failed"]) == 0
-    said = capsys.readouterr().out
-    assert f"delete    {group / THIRD}: failed 4/8; all of it, " in said
-    assert "yes=true  (frees " in said
+    stdout = capsys.readouterr().out
+    assert f"delete    {group / THIRD}: failed 4/8; all of it, " in stdout
+    assert "yes=true  (frees " in stdout
     monkeypatch.setattr(clean, "is_terminal", lambda stream: True)
     for answer, is_there in (("", True), ("n\n", True), ("y\n", False)):
         monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
@@ -87,9 +87,9 @@ def test_a_finished_run_keeps_its_model_and_one_that_is_not_its_newest_checkpoin
 def test_the_newest_checkpoint_is_whole_before_others_go(group, capsys):
     (group / THIRD / "checkpoints" / "checkpoint-4" / "model.safetensors").write_bytes(b"1" * 4000)
     assert main(["clean", f"kl/{THIRD}", "keep=last", "yes=true"]) == 0
-    said = capsys.readouterr().out
-    assert "damaged: model.safetensors" in said
-    assert "freed     0 bytes" in said
+    stdout = capsys.readouterr().out
+    assert "damaged: model.safetensors" in stdout
+    assert "freed     0 bytes" in stdout
     assert len(checkpoints(THIRD)) == 3
 
 
@@ -109,10 +109,10 @@ def test_a_live_run_is_not_touched(group, capsys, monkeypatch):
         for words in (["where=run!=x"], ["keep=last"], ["keep=runs"]):
             assert main(["clean", "kl", *words, "yes=true"]) == 0
     assert [files_of(group / name) for name in (FIRST, SECOND, THIRD)] == before
-    said = capsys.readouterr().out
-    assert f"{FIRST}: running 4/8" in said
-    assert f"{SECOND}: queued 4/8" in said
-    assert "held by pid" in said
+    stdout = capsys.readouterr().out
+    assert f"{FIRST}: running 4/8" in stdout
+    assert f"{SECOND}: queued 4/8" in stdout
+    assert "held by pid" in stdout
     begun = _deletion.locked
 
     # somebody else begins with it between the list and the deletion, and lets go again
@@ -134,16 +134,16 @@ def test_a_run_that_is_named_twice_or_gone_meanwhile_is_not_made_again(group, ca
     assert "in 1 folder)" in capsys.readouterr().out
     sized = clean.sized
 
-    def meanwhile(*given):  # another clean deletes it between the list and the deletion
+    def meanwhile(*kwargs):  # another clean deletes it between the list and the deletion
         shutil.rmtree(group / THIRD, ignore_errors=True)
-        return sized(*given)
+        return sized(*kwargs)
 
     monkeypatch.setattr(clean, "sized", meanwhile)
     assert main(["clean", f"kl/{THIRD}", "yes=true"]) == 0
     assert "meantime\nfreed     0 bytes" in capsys.readouterr().out
     assert not (group / THIRD).exists()
     monkeypatch.setattr(
-        clean, "sized", lambda *given: shutil.rmtree(group / FIRST / "checkpoints", True) or ""
+        clean, "sized", lambda *kwargs: shutil.rmtree(group / FIRST / "checkpoints", True) or ""
     )
     assert main(["clean", "kl", "keep=last", "yes=true"]) == 0, (
         "one that is thinned meanwhile keeps no other from it"
@@ -183,9 +183,9 @@ def test_no_link_is_followed(group, tmp_path, capsys):
     assert files_of(tmp_path / "moved") == before
     assert (elsewhere / "mine").read_text() == "mine"
     assert {FIRST, SECOND, THIRD, ".mine.removed"} <= set(os.listdir(group))
-    said = capsys.readouterr().out
-    assert "a link, which is not followed" in said
-    assert "a link to" in said
+    stdout = capsys.readouterr().out
+    assert "a link, which is not followed" in stdout
+    assert "a link to" in stdout
 
 
 def test_what_no_run_writes_is_not_deleted(group, capsys):
@@ -222,8 +222,8 @@ def test_wrong_words_and_places_are_refused(group, capsys, words, code):
     (group.parent / "link").symlink_to(Path("elsewhere").absolute())
     before = files_of(Path("."))
     assert main(["clean", *words, *(["yes=true"] if "yes=maybe" not in words else [])]) == code
-    said = capsys.readouterr().err
-    assert all(beat in said for beat in ("found ", "expected ", "type "))
+    stderr = capsys.readouterr().err
+    assert all(beat in stderr for beat in ("found ", "expected ", "type "))
     assert {
         name: digest for name, digest in files_of(Path(".")).items() if clean.INDEX not in name
     } == before
@@ -254,8 +254,8 @@ def test_a_kill_leaves_nothing_that_looks_like_half_a_run(group, capsys, words, 
         [sys.executable, "-c", KILLED, str(step), *words], capture_output=True, text=True
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
-    there = find_folders(group)
-    for folder in there:
+    folders = find_folders(group)
+    for folder in folders:
         run = read_run(folder)
         assert not run.damaged
         assert not run.faults
@@ -265,4 +265,4 @@ def test_a_kill_leaves_nothing_that_looks_like_half_a_run(group, capsys, words, 
             assert _deletion.damage_of(checkpoint) == {}, "no torn checkpoint under its own name"
     assert main(["clean", "kl", *words, "yes=true"]) == 0
     assert not list(group.rglob("*.removed")) or words == ["keep=model"]
-    assert find_folders(group) == ([] if words != ["keep=model"] else there)
+    assert find_folders(group) == ([] if words != ["keep=model"] else folders)

@@ -120,8 +120,10 @@ def test_buckets_change_shapes_and_no_loss(train, plain, trainer):
     "words", ["sft", "sft weight=answers", "dpo weight=answers", "kto", "reward"]
 )
 def test_batches_are_padded_to_a_multiple(words):
-    trainer, *more = words.split()
-    cfg = compose([f"trainer={trainer}", *more, *SMALL, "trainer.args.pad_to_multiple_of=16"]).cfg
+    trainer, *settings = words.split()
+    cfg = compose(
+        [f"trainer={trainer}", *settings, *SMALL, "trainer.args.pad_to_multiple_of=16"]
+    ).cfg
     with first_rows_prepared(Experiment.read(cfg), 8) as (components, _):
         batch = next(iter(components.trainer.get_train_dataloader()))
     widths = {

@@ -63,7 +63,7 @@ def test_missing_options_are_told_together_with_the_nearest():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("word", "where", "said"),
+    ("word", "where", "message"),
     [
         ("trainer=classification", "trainer", "one score of a text"),
         ("trainer.head=embedding", "trainer.head", "one score of a text"),
@@ -80,11 +80,11 @@ def test_missing_options_are_told_together_with_the_nearest():
         ),
     ],
 )
-def test_classes_and_vectors_of_texts_are_refused_in_words(capsys, word, where, said):
+def test_classes_and_vectors_of_texts_are_refused_in_words(capsys, word, where, message):
     assert main([word, "metric=none", "--dry-run"]) == 2
     err = capsys.readouterr().err
     assert f"  {where}\n" in err
-    assert said in err
+    assert message in err
     assert "trainer=reward" in err
 
 
@@ -109,12 +109,15 @@ def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
 
     (tmp_path / "experiment").mkdir()
     lists = {"trainer": "sft, dpo", "peft": "lora", "callback": "samples, early_stopping"}
-    defaults = f"defaults: [{', '.join(f'override /{group}: [{names}]' for group, names in lists.items())}]"
+    defaults = (
+        "defaults: "
+        f"[{', '.join(f'override /{group}: [{names}]' for group, names in lists.items())}]"
+    )
     (tmp_path / "experiment" / "two.yaml").write_text(f"# @package _global_\n{defaults}\n")
     with pytest.raises(ConfigError) as caught:
         config.compose(["experiment=two", "~quant"], [tmp_path])
-    found = [(fault.where, fault.found.partition("]")[0]) for fault in caught.value.faults]
-    assert found == [("peft", "[lora"), ("trainer", "[sft, dpo")]
+    refused = [(fault.where, fault.found.partition("]")[0]) for fault in caught.value.faults]
+    assert refused == [("peft", "[lora"), ("trainer", "[sft, dpo")]
     assert (
         config.compose(["experiment=two", "trainer=dpo", "peft=lora"], [tmp_path]).choices[
             "trainer"
@@ -136,7 +139,7 @@ def test_a_value_that_must_be_given_is_named():
 
 
 @pytest.mark.parametrize(
-    ("word", "where", "found", "fix"),
+    ("word", "where", "finding", "fix"),
     [
         ("a=[1", "command line", "'a=[1': ", "'a=[1]'"),
         ("=3", "command line", "'=3': no key before the equals sign", "leave =3 out"),
@@ -151,16 +154,16 @@ def test_a_value_that_must_be_given_is_named():
         ),
     ],
 )
-def test_a_word_that_hydra_cannot_read_is_a_fault_with_a_fix(word, where, found, fix):
+def test_a_word_that_hydra_cannot_read_is_a_fault_with_a_fix(word, where, finding, fix):
     with pytest.raises(ConfigError) as caught:
         config.compose([word])
     (fault,) = caught.value.faults
-    assert (fault.where, fault.found[: len(found)], fault.fix) == (where, found, fix)
+    assert (fault.where, fault.found[: len(finding)], fault.fix) == (where, finding, fix)
 
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "finding"),
     [
         ("defaults: [override /trainer: sftt]\n", "there is no trainer/sftt"),
         ("seed: 1\nseed: 2\n", "found duplicate key seed"),
@@ -180,12 +183,12 @@ def test_a_word_that_hydra_cannot_read_is_a_fault_with_a_fix(word, where, found,
         (f"t: '{'x' * 9_000}${{seed}}'\nstages: ['{'${t}' * 9}']\n", "81,099 characters"),
     ],
 )
-def test_a_file_that_hydra_cannot_read_is_a_fault(tmp_path, text, found):
+def test_a_file_that_hydra_cannot_read_is_a_fault(tmp_path, text, finding):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "x.yaml").write_text(f"# @package _global_\n{text}")
     with pytest.raises(ConfigError) as caught:
         config.compose(["experiment=x"], [tmp_path])
-    assert found in caught.value.faults[0].found
+    assert finding in caught.value.faults[0].found
 
 
 def test_a_users_folder_adds_and_shadows(tmp_path):
@@ -195,12 +198,12 @@ def test_a_users_folder_adds_and_shadows(tmp_path):
     )
     (tmp_path / "trainer" / "mine.yaml").write_text("b: ${learning_rate}\n")
     # the default model brings keys of its own for the trainer
-    other = ("model=hub", "model.path=org/name")
+    hub_model = ("model=hub", "model.path=org/name")
     try:
-        assert config.compose(["trainer=dpo", *other], [tmp_path]).cfg["trainer"] == {"a": 7.0}
+        assert config.compose(["trainer=dpo", *hub_model], [tmp_path]).cfg["trainer"] == {"a": 7.0}
         assert (
             "b"
-            in config.compose(["trainer=mine", "learning_rate=1", *other], [tmp_path]).cfg[
+            in config.compose(["trainer=mine", "learning_rate=1", *hub_model], [tmp_path]).cfg[
                 "trainer"
             ]
         )
@@ -295,10 +298,10 @@ def test_a_batch_that_cannot_be_shared_is_refused(words, where, fix):
     assert (fault.where, fault.fix) == (where, fix)
 
 
-@pytest.mark.parametrize(("words", "left"), [([], None), (["peft.r=4"], {"r": 4})])
-def test_what_an_experiment_sets_of_its_option_goes_with_the_option(words, left):
-    found = config.compose(["experiment=ppo_pythia_tldr", "peft=none", *words]).cfg["peft"]
-    assert found == (left and {"target_modules": ["query_key_value"]} | left)
+@pytest.mark.parametrize(("words", "expected"), [([], None), (["peft.r=4"], {"r": 4})])
+def test_what_an_experiment_sets_of_its_option_goes_with_the_option(words, expected):
+    peft = config.compose(["experiment=ppo_pythia_tldr", "peft=none", *words]).cfg["peft"]
+    assert peft == (expected and {"target_modules": ["query_key_value"]} | expected)
 
 
 # --- speed=max --------------------------------------------------------------------------------------
@@ -374,17 +377,17 @@ def test_another_speed_is_a_fault_that_names_the_one_there_is():
 
 
 def test_each_speed_is_a_field_of_some_trainer():
-    known = {
-        name
-        for other in ValidationContext({}).trainer_configs.values()
-        for name in other.parameters
-    }
-    assert set(read_options("speed")["max"]) <= known
+    configs = ValidationContext({}).trainer_configs.values()
+    fields = set().union(*(config.parameters for config in configs))
+    assert set(read_options("speed")["max"]) <= fields
 
 
 def test_a_name_in_any_letters_stands_in_a_list_and_as_a_key_in_a_file(tmp_path):
     (tmp_path / "experiment").mkdir()
-    text = '# @package _global_\nname: x\ndataset:\n  split:\n    eval: {算auc的dataset: eval, b: "eval[:5]"}\n'
+    text = (
+        "# @package _global_\nname: x\ndataset:\n  split:\n"
+        '    eval: {算auc的dataset: eval, b: "eval[:5]"}\n'
+    )
     text += "metric:\n  exact:\n    on: [b]\n"  # which YAML reads as true
     (tmp_path / "experiment" / "mine.yaml").write_text(text, encoding="utf-8")
     assert config.compose(["experiment=mine"], [tmp_path]).cfg["metric"]["exact"]["on"] == ["b"]

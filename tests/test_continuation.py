@@ -44,11 +44,11 @@ def test_every_field_of_a_trainer_is_on_the_list_or_refused(trainer, tmp_path):
     cfg = laid(composed(trainer), tmp_path)
     changes = changes_of(cfg)
     listed = {name: new for name, (_, new) in changes.items() if name in ALLOWED}
-    others = {name: new for name, (_, new) in changes.items() if name not in ALLOWED}
+    refused = {name: new for name, (_, new) in changes.items() if name not in ALLOWED}
     assert resume_faults(told_differently(cfg, listed)) == []
-    found = resume_faults(told_differently(cfg, others))
-    faults = {fault.where.removeprefix("trainer.args."): fault for fault in found}
-    assert sorted(faults) == sorted(others)
+    refusals = resume_faults(told_differently(cfg, refused))
+    faults = {fault.where.removeprefix("trainer.args."): fault for fault in refusals}
+    assert sorted(faults) == sorted(refused)
     assert [name for name, fault in faults.items() if not is_whole(fault, *changes[name])] == []
 
 
@@ -120,8 +120,10 @@ def test_what_the_runner_sets_against_the_library_is_known(tmp_path, trainer):
     """To name the library's own default would be a change, which its signature does not tell."""
     cfg = laid(composed(trainer), tmp_path)
     ours = build_args(Run(Path(cfg["resume"])))
-    given = {name: value for name, value in cfg["trainer"]["args"].items() if name != "_target_"}
-    plain = type(ours)(output_dir=ours.output_dir, bf16=False, **given)
+    arguments = {
+        name: value for name, value in cfg["trainer"]["args"].items() if name != "_target_"
+    }
+    plain = type(ours)(output_dir=ours.output_dir, bf16=False, **arguments)
     differing = {name for name in changes_of(cfg) if vars(ours)[name] != vars(plain)[name]}
     assert differing - set(SET_BY_RUNNER) - ALLOWED <= upstream.MACHINE_DEFAULTS
 

@@ -1,6 +1,7 @@
 """Every raw form against every trainer form, by rows worked out by hand, and what is refused."""
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -31,9 +32,9 @@ def system(text):
     return {"role": "system", "content": text}
 
 
-def converted(row, to, system=None, form=None, **given):
+def converted(row, to, system=None, form=None, **kwargs):
     """The rows that one row becomes, read the way a source of such rows would be read."""
-    layout = read_layout(row, row, form=form, given=given, to=to)
+    layout = read_layout(row, row, form=form, given=kwargs, to=to)
     return convert(row, layout, to, system)
 
 
@@ -263,7 +264,7 @@ def answers(wanted):
 
 
 CELLS = {name: (row, form, wanted | answers(wanted)) for name, (row, form, wanted) in CELLS.items()}
-TABLE = [(name, to) for name in CELLS for to in FORMS_FOR]
+TABLE = list(itertools.product(CELLS, FORMS_FOR))
 
 
 @pytest.mark.parametrize(("name", "to"), TABLE)
@@ -276,8 +277,8 @@ def test_every_raw_form_in_every_trainer_form(name, to):
     else:
         (fault,) = faults(row, to)
         assert fault.where in ("dataset.form", "dataset.columns")
-        for other in FORMS_FOR[to]:
-            assert other in fault.expected
+        for other_form in FORMS_FOR[to]:
+            assert other_form in fault.expected
         assert "dataset.columns." in fault.fix
         assert "=<column>" in fault.fix
 
@@ -295,7 +296,7 @@ def test_the_table_of_arrows():
 
 @pytest.mark.parametrize("form", [*FORMS, "promt", "stepwise"])
 def test_a_trainer_eats_one_of_its_forms(form):
-    found = [fault.fix for fault in find_mismatches(compose([f"trainer.form={form}"]).cfg, {})]
+    advice = [fault.fix for fault in find_mismatches(compose([f"trainer.form={form}"]).cfg, {})]
     fixes = {
         "text": "demonstration",
         "prompt_completion": "demonstration",
@@ -304,8 +305,8 @@ def test_a_trainer_eats_one_of_its_forms(form):
     }
     fixes |= {"tokens": "demonstration", "token_pair": "preference", "judged": "unpaired"}
     # the rows of the toy are pairs
-    other = ["dataset=local dataset.path=<file>"] if form == "triple" else []
-    assert found == ([f"trainer.form={fixes[form]}"] if form in fixes else other)
+    dataset_words = ["dataset=local dataset.path=<file>"] if form == "triple" else []
+    assert advice == ([f"trainer.form={fixes[form]}"] if form in fixes else dataset_words)
 
 
 @pytest.mark.parametrize(
@@ -400,19 +401,19 @@ def test_a_label_beside_messages_counts_only_where_it_is_learnt_from():
     assert [fault.where for fault in faults({"messages": Q + A, "label": 7}, "unpaired")] == [
         "label"
     ]
-    (seen,) = converted({"messages": Q + A, "label": 7}, "answer")
-    assert seen["label"] is True
+    (row,) = converted({"messages": Q + A, "label": 7}, "answer")
+    assert row["label"] is True
     assert converted({"messages": Q + B, "label": 0}, "answer")[0]["label"] is False
 
 
 def test_calls_of_tools_in_text_are_turns_that_call_them():
     call = {"name": "add", "arguments": {"a": 2}}
-    said = [
+    turns = [
         {"from": "function_call", "value": json.dumps(call)},
         {"from": "observation", "value": "4"},
     ]
     (row,) = converted(
-        {"conversations": [{"from": "human", "value": "2+2?"}, *said, *A]}, "demonstration"
+        {"conversations": [{"from": "human", "value": "2+2?"}, *turns, *A]}, "demonstration"
     )
     called = {
         "role": "assistant",
@@ -420,22 +421,22 @@ def test_calls_of_tools_in_text_are_turns_that_call_them():
         "tool_calls": [{"type": "function", "function": call}],
     }
     assert row["messages"] == [*Q, called, {"role": "tool", "content": "4"}, *A]
-    (bad,) = faults({"conversations": [*Q, said[0] | {"value": "add(2)"}, *A]}, "demonstration")
+    (bad,) = faults({"conversations": [*Q, turns[0] | {"value": "add(2)"}, *A]}, "demonstration")
     assert bad.where.endswith("[1].content")
     assert "JSON" in bad.expected
 
 
-@pytest.mark.parametrize("more", [{}, {"id": "1", "type": "function"}])
-def test_the_arguments_of_a_call_become_a_mapping(more):
+@pytest.mark.parametrize("extra", [{}, {"id": "1", "type": "function"}])
+def test_the_arguments_of_a_call_become_a_mapping(extra):
     """As they go over the wire, alone, in the older form, as one text, or under another name."""
     call = {"name": "add", "arguments": {"a": 2}}
     wire = call | {"arguments": '{"a": 2}'}
-    called = bot("") | {"tool_calls": [{"type": "function", "function": call} | more]}
+    called = bot("") | {"tool_calls": [{"type": "function", "function": call} | extra]}
     spoken = {"role": "assistant", "content": None}
     for calls in (
-        [{"function": wire} | more],
-        {"function": wire} | more,
-        json.dumps([{"function": wire} | more]),
+        [{"function": wire} | extra],
+        {"function": wire} | extra,
+        json.dumps([{"function": wire} | extra]),
     ):
         (row,) = converted({"messages": [*Q, spoken | {"tool_calls": calls}, *A]}, "messages")
         assert row["messages"][1] == called
@@ -492,8 +493,8 @@ def test_input_and_target_make_turns_where_prompt_and_completion_keep_text():
 
 def test_given_columns_go_before_what_would_be_guessed():
     row = {"messages": LONG + B, "question": "2+2?", "answer": "4"}
-    given = {"input": "question", "target": "answer"}
-    assert converted(row, "demonstration", **given) == [{"prompt": Q, "completion": A}]
+    columns = {"input": "question", "target": "answer"}
+    assert converted(row, "demonstration", **columns) == [{"prompt": Q, "completion": A}]
     row = {"question": "wrong", "answer": "wrong", "target": "4", "asked": "2+2?"}
     assert converted(row, "demonstration", input="asked") == [{"prompt": Q, "completion": A}]
     row = {"question": "2+2?", "answer": "wrong", "better": "4"}
@@ -536,8 +537,8 @@ def test_a_system_prompt_opens_conversations_that_have_none():
     row = {"prompt": Q, "chosen": A, "rejected": B}
     pair = {"prompt": lead + Q, "chosen": A, "rejected": B}
     assert converted(row, "preference", "Be brief.") == [pair]
-    own = {"messages": [system("Count."), *Q, *A]}
-    assert converted(own, "messages", "Be brief.") == [own]
+    talk = {"messages": [system("Count."), *Q, *A]}
+    assert converted(talk, "messages", "Be brief.") == [talk]
 
 
 def test_a_system_column_goes_before_the_system_prompt():
@@ -575,8 +576,8 @@ def pair_of(row):
 
 def test_conversations_are_cut_where_they_differ():
     first = [bot("a"), user("more"), *A]
-    other = [bot("b"), user("more"), *B]
-    assert pair_of({"chosen": Q + first, "rejected": Q + other}) == (Q, first, other)
+    longer = [bot("b"), user("more"), *B]
+    assert pair_of({"chosen": Q + first, "rejected": Q + longer}) == (Q, first, longer)
     assert pair_of({"chosen": LONG + A, "rejected": LONG + B}) == (LONG, A, B)
 
 
@@ -809,11 +810,11 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("row", "to", "where", "found"), BAD)
-def test_rows_that_cannot_be_meant(row, to, where, found):
+@pytest.mark.parametrize(("row", "to", "where", "finding"), BAD)
+def test_rows_that_cannot_be_meant(row, to, where, finding):
     (fault,) = faults(row, to)
     assert fault.where == where
-    assert found in fault.found
+    assert finding in fault.found
 
 
 def test_silence_may_be_judged_bad():
@@ -857,7 +858,7 @@ def test_bad_rows_may_be_left_out_and_are_told(caplog):
 
 
 def test_what_is_left_out_is_counted(caplog):
-    pairs = [{"prompt": Q, "chosen": A, "rejected": other} for other in (A, B, A)]
+    pairs = [{"prompt": Q, "chosen": A, "rejected": rejected} for rejected in (A, B, A)]
     assert len(batched(pairs, "preference")) == 1
     judged = [{"prompt": Q, "completion": A, "label": label} for label in (True, False)]
     assert batched(judged, "demonstration") == [{"prompt": Q, "completion": A}]
@@ -890,8 +891,8 @@ def test_a_stream_tells_its_bad_rows_with_each_batch():
 
 
 def python(code, **variables):
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here.parent), str(here)])
+    tests = Path(__file__).parent
+    paths = os.pathsep.join([str(tests.parent), str(tests)])
     environment = os.environ | {"PYTHONPATH": paths} | variables
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 

@@ -237,15 +237,15 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "where", "found"), BROKEN, ids=lambda value: str(value)[:20]
+    ("name", "content", "where", "finding"), BROKEN, ids=lambda value: str(value)[:20]
 )
 @pytest.mark.parametrize("streaming", [False, True], ids=["read", "streamed"])
-def test_bytes_that_hold_no_rows(tmp_path, name, content, where, found, streaming):
+def test_bytes_that_hold_no_rows(tmp_path, name, content, where, finding, streaming):
     path = tmp_path / name
     path.write_bytes(content)
     fault = faults(path, streaming=streaming)[0]
     assert fault.where == f"{path}{where}"
-    assert found in fault.found
+    assert finding in fault.found
 
 
 def test_only_the_first_faults_of_a_file_are_shown(tmp_path):
@@ -312,8 +312,8 @@ def test_the_look_at_a_packed_file_takes_little_memory(tmp_path, monkeypatch, na
     path.write_bytes(packed(suffix, start + middle * (size // len(middle)) + end))
     tracemalloc.start()
     try:
-        found = [fault.found for fault in find_faults(path)]
-        assert found == (["a line of more than 2,097,152 bytes"] if name == "line.jsonl" else [])
+        findings = [fault.found for fault in find_faults(path)]
+        assert findings == (["a line of more than 2,097,152 bytes"] if name == "line.jsonl" else [])
         assert tracemalloc.get_traced_memory()[1] < size / 2
     finally:
         tracemalloc.stop()
@@ -638,14 +638,15 @@ def test_rows_whose_answers_are_dates_train_and_a_reward_gets_them_as_text(runne
     write(runner.folder / "rows.jsonl", 2 * rows)
     (runner.folder / "mine.py").write_text(
         "def dated(completions, reference, **columns):\n"
-        "    assert all(isinstance(text, str) and text.startswith('2020-01-0') for text in reference)\n"
+        "    assert all(isinstance(text, "
+        "str) and text.startswith('2020-01-0') for text in reference)\n"
         "    return [float(len(str(text))) for text in completions]\n"
     )
     assert "2020-01-0" in runner("preview", "trainer=sft", "dataset=rows.jsonl").stdout
     words = ("trainer=grpo", "dataset=rows.jsonl", "metric=none", "trainer.args.max_steps=1")
     small = ("num_generations=2", "max_completion_length=4", "per_device_train_batch_size=4")
-    own = ("reward._target_=mine.dated", "allow=[mine]")
-    runner(*words, *(f"trainer.args.{setting}" for setting in small), *own)
+    words_of_reward = ("reward._target_=mine.dated", "allow=[mine]")
+    runner(*words, *(f"trainer.args.{setting}" for setting in small), *words_of_reward)
 
 
 @pytest.mark.parametrize("batch", [2, 8])
@@ -660,7 +661,7 @@ def test_every_batch_of_judged_answers_holds_good_and_bad_ones(tmp_path, batch):
             assert sum(labels[start : start + batch]) == batch // 2
     # A batch of two compares answers to different questions, as the KL term of KTO needs.
     prompts = numbers(train)
-    same = sum(one == other for one, other in zip(prompts[::2], prompts[1::2], strict=True))
+    same = sum(first == second for first, second in zip(prompts[::2], prompts[1::2], strict=True))
     assert same < 8
     sorted_by_label = [exchange(n) | {"label": n < 30} for n in range(40)]
     path = write(tmp_path / "judged.jsonl", sorted_by_label)
@@ -744,21 +745,21 @@ def test_a_second_process_finds_the_rows_converted(tmp_path):
     assert (batches, *made) == (2, *made)
     assert again(path, home, **how) == [0, *made]
     assert sorted(home.rglob("*.arrow")) == files
-    for other in ({"to": "prompt"}, {"system": "Count."}):
-        batches, key, *_ = again(path, home, **how | other)
+    for change in ({"to": "prompt"}, {"system": "Count."}):
+        batches, key, *_ = again(path, home, **how | change)
         assert batches > 0
         assert key != made[0]
 
 
 def test_the_fingerprint_is_of_the_rows_alone(tmp_path):
     rows = [turns(number) for number in range(20)]
-    here = write(tmp_path / "a" / "rows.jsonl", rows)
-    there = write(tmp_path / "b.jsonl", rows)
+    first = write(tmp_path / "a" / "rows.jsonl", rows)
+    second = write(tmp_path / "b.jsonl", rows)
     load = functools.partial(load_rows, shuffle=False, to="messages")
-    print_of = fingerprint(load(here)[0])
-    assert fingerprint(load(there)[0]) == print_of
+    print_of = fingerprint(load(first)[0])
+    assert fingerprint(load(second)[0]) == print_of
     assert fingerprint(Dataset.from_list(rows)) == print_of
-    assert fingerprint(load_rows(here, to="messages", seed=1)[0]) != print_of
+    assert fingerprint(load_rows(first, to="messages", seed=1)[0]) != print_of
     rows[7]["messages"][1]["content"] = "9"
     assert fingerprint(load(write(tmp_path / "c.jsonl", rows))[0]) != print_of
 
@@ -798,7 +799,8 @@ def test_of_two_processes_one_converts(file, runner):
         started.wait() for started in runner.start_two(file, door="test_dataset:load_as_one_of_two")
     ]
     assert [done.returncode for done in both] == [0, 0], both
-    lines = [line.split() for done in both for line in done.stdout.splitlines()]
+    stdout = "".join(done.stdout for done in both)
+    lines = [line.split() for line in stdout.splitlines()]
     assert [line for line in lines if line[0] == "converted"] == [["converted", "by", "0"]]
     rows = [line[2:] for line in lines if line[0] == "rows"]
     assert len(rows) == 2
@@ -901,8 +903,8 @@ def test_margins_are_in_all_parts_or_in_none(tmp_path):
 
 
 def test_streams_mix(tmp_path, file):
-    other = write(tmp_path / "other.jsonl", map(exchange, range(100, 120)))
-    streams = {"one": part(file, streaming=True), "two": part(other, streaming=True)}
+    second = write(tmp_path / "other.jsonl", map(exchange, range(100, 120)))
+    streams = {"one": part(file, streaming=True), "two": part(second, streaming=True)}
     for weights in (None, {"one": 1, "two": 2}):
         train, _ = mix_rows(streams, weights, to="demonstration", limit={"train": 30})
         drawn = numbers(train)
@@ -1006,10 +1008,10 @@ def test_what_the_hub_does_not_have(online_runner):
         gsm8k | {"split": {"train": "train", "eval": "validation"}},
         gsm8k | {"path": "openai/gsm9k"},
     ]
-    (config, one), (split, two), (name, three) = load_from(online_runner, jobs)
+    (config, config_fault), (split, two), (name, three) = load_from(online_runner, jobs)
     assert (config, split, name) == (2, 2, 2)
-    assert "socratic" in one
-    assert "dataset.config=<name>" in one
+    assert "socratic" in config_fault
+    assert "dataset.config=<name>" in config_fault
     assert "dataset.split.eval" in two
     assert "one of train, test" in two
     assert "openai/gsm9k" in three
@@ -1199,15 +1201,15 @@ def test_a_list_of_files_is_one_to_train_on(tmp_path):
     node = {"_target_": LOADER, "path": files}
     assert check_dataset(node, "demonstration").faults == []
     assert load_rows(files, shuffle=False, to="demonstration")[0]["prompt"] == ["97+1=", "98+1="]
-    other = tmp_path / "c.csv"
-    other.write_text("prompt,completion\na,b\n")
-    for odd, said in (
-        (str(other), ".csv and .jsonl files"),
+    third = tmp_path / "c.csv"
+    third.write_text("prompt,completion\na,b\n")
+    for odd, problem in (
+        (str(third), ".csv and .jsonl files"),
         ("org/name", "not a file here"),
         (f"{files[0]}x", "there is no"),
     ):
         (fault,) = check_dataset(node | {"path": [*files, odd]}, "demonstration").faults
-        assert said in fault.found
+        assert problem in fault.found
 
 
 def test_rows_behind_an_address_are_copied_once_and_again_when_they_have_changed(
@@ -1258,10 +1260,14 @@ def test_calls_of_tools_keep_arguments_of_any_kind():
         [{"from": "human", "value": "?"}, {"from": "function_call", "value": json.dumps(call)}]
         for call in calls
     ]
-    for known in ({}, {"from": "role", "value": "content"}):
+    for names in ({}, {"from": "role", "value": "content"}):
         named = [
-            {"conversations": [{known.get(key, key): turn[key] for key in turn} for turn in each]}
-            for each in turns
+            {
+                "conversations": [
+                    {names.get(key, key): turn[key] for key in turn} for turn in turn_of_row
+                ]
+            }
+            for turn_of_row in turns
         ]
         rows = convert_rows(Dataset.from_list(named), RowRequest(to="messages"), "rows")
         assert [row["messages"][1]["tool_calls"][0]["function"] for row in rows] == calls
@@ -1272,13 +1278,13 @@ def test_turns_by_either_names_mix(tmp_path):
         {"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": str(n)}]}
         for n in range(4)
     ]
-    said = [
+    turns = [
         {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": str(n)}]}
         for n in range(4)
     ]
     parts = {
         "told": part(write(tmp_path / "told.jsonl", told)),
-        "said": part(write(tmp_path / "said.jsonl", said)),
+        "said": part(write(tmp_path / "said.jsonl", turns)),
     }
     train, _ = mix_rows(parts, to="messages")
     assert sorted(row["messages"][1]["content"] for row in train) == [*"00112233"]

@@ -24,20 +24,20 @@ def names_in(file: str) -> set[str]:
 
 
 def test_there_are_some_of_every_room():
-    assert len({each.name for each in DEFECTS}) == len(DEFECTS) >= 30
+    assert len({defect.name for defect in DEFECTS}) == len(DEFECTS) >= 30
     rooms = {path.stem if path.is_file() else path.name for path in (ROOT / "runner").glob("[!_]*")}
-    assert {Path(each.file).parts[1].removesuffix(".py") for each in DEFECTS} <= {
+    assert {Path(defect.file).parts[1].removesuffix(".py") for defect in DEFECTS} <= {
         *rooms,
         "__main__",
     }
 
 
-@pytest.mark.parametrize("defect", DEFECTS, ids=lambda each: each.name)
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_a_defect_can_be_planted_and_its_tests_exist(defect):
     text = (ROOT / defect.file).read_text(encoding="utf-8")
-    other = defects.plant(defect, text)
-    (ast.parse if defect.file.endswith(".py") else yaml.safe_load)(other)
-    assert other != text
+    planted = defects.plant(defect, text)
+    (ast.parse if defect.file.endswith(".py") else yaml.safe_load)(planted)
+    assert planted != text
     listed = [*defect.tests, *defect.slow]
     assert listed
     assert set(listed) <= {name for test in listed for name in names_in(test.partition("::")[0])}
@@ -65,11 +65,11 @@ def test_a_defect_is_caught_or_missed_and_the_checkout_stays_as_it_is(
 ):
     four = "tests/test_four.py::test_four"
     zero = "tests/test_zero.py::test_zero"
-    seen = Defect(
+    defect = Defect(
         "seen", "It takes a third.", "maths.py", "number / 2", "number / 3", tests=(four,)
     )
     unseen = Defect("unseen", "The same.", "maths.py", "number / 2", "number / 3", tests=(zero,))
-    monkeypatch.setattr(defects, "DEFECTS", (seen, unseen))
+    monkeypatch.setattr(defects, "DEFECTS", (defect, unseen))
     monkeypatch.setattr(defects, "ROOT", checkout)
     assert defects.main(["seen"]) == 1
     told = capsys.readouterr().out.splitlines()

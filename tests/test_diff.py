@@ -79,7 +79,7 @@ def test_runs_are_found_by_folder_name_and_key(pair, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["a"], 2, "2 runs"),
         (["a", "bb"], 4, "python -m runner diff a outputs/b/kl-0.3-0123456789"),
@@ -87,9 +87,9 @@ def test_runs_are_found_by_folder_name_and_key(pair, capsys):
         (["a", "b", "output_root=elsewhere"], 4, "python -m runner report"),
     ],
 )
-def test_what_is_no_run_is_told_with_the_nearest(pair, words, code, said, capsys):
+def test_what_is_no_run_is_told_with_the_nearest(pair, words, code, message, capsys):
     assert main(["diff", *words]) == code
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_runs_in_any_state_are_compared(tmp_path, monkeypatch, capsys):
@@ -128,9 +128,9 @@ def test_an_empty_line_of_a_diff_is_no_change():
 
 def test_the_first_step_that_differs_comes_first_and_times_do_not_count(pair, tmp_path):
     runs = [read_run(next((tmp_path / "outputs" / name).iterdir())) for name in "ab"]
-    first, *others = deviations(*runs)
+    first, *later = deviations(*runs)
     assert (first.step, first.name, first.ours, first.theirs) == (1, "loss", 0.5, 0.75)
     assert first.size == pytest.approx(1 / 3)
     assert "step 1: loss 0.5 -> 0.75, 33 % apart" in str(first)
-    assert {entry.name for entry in others} == {"loss", "eval_exact"}
+    assert {entry.name for entry in later} == {"loss", "eval_exact"}
     assert deviations(runs[0], runs[0]) == []

@@ -24,11 +24,10 @@ def wheel(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def write() -> None:
-        extras = PROJECT["optional-dependencies"].items()
-        extras = [
-            f"{package}; extra == '{extra}'" for extra, packages in extras for package in packages
-        ]
-        needs = "".join(f"Requires-Dist: {each}\n" for each in (*PROJECT["dependencies"], *extras))
+        dependencies = list(PROJECT["dependencies"])
+        for extra, packages in PROJECT["optional-dependencies"].items():
+            dependencies += [f"{package}; extra == '{extra}'" for package in packages]
+        needs = "".join(f"Requires-Dist: {dependency}\n" for dependency in dependencies)
         folder = tmp_path / f"{NAME.replace('-', '_')}-1.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(
@@ -65,9 +64,13 @@ def test_what_is_told_to_install_a_library_is_understood_by_pip_and_has_it(packa
 
 
 def test_an_extra_is_installed_whole_and_in_our_range():
-    assert [str(each) for each in typed("sacrebleu")] == PROJECT["optional-dependencies"]["text"]
-    assert [str(each) for each in typed("mlflow")] == PROJECT["optional-dependencies"]["mlflow"]
-    assert [str(each) for each in typed("trl[vllm]")] == ["trl[vllm]"]
+    assert [str(requirement) for requirement in typed("sacrebleu")] == PROJECT[
+        "optional-dependencies"
+    ]["text"]
+    assert [str(requirement) for requirement in typed("mlflow")] == PROJECT[
+        "optional-dependencies"
+    ]["mlflow"]
+    assert [str(requirement) for requirement in typed("trl[vllm]")] == ["trl[vllm]"]
 
 
 def test_a_wheel_says_the_same_as_its_checkout(wheel):
@@ -75,9 +78,9 @@ def test_a_wheel_says_the_same_as_its_checkout(wheel):
     assert read_project() == {}
     assert read_extras() == PROJECT["optional-dependencies"]
     assert to_install("math-verify") == "pip install 'math-verify>=0.9'  (the extra math)"
-    assert [each for each in read_requirements() if "extra ==" not in each] == PROJECT[
-        "dependencies"
-    ]
+    assert [
+        requirement for requirement in read_requirements() if "extra ==" not in requirement
+    ] == PROJECT["dependencies"]
 
 
 def test_a_copy_of_the_package_alone_knows_no_ranges(wheel, monkeypatch):

@@ -35,7 +35,7 @@ def test_every_fault_is_told_at_once_and_no_folder_is_made(tmp_path, capsys):
         "modle.path=x",
         "model.rev=main",
     )
-    for said in (
+    for phrase in (
         "trainer.args.lerning_rate",
         "learning_rate",
         "trainer.args.max_steps",
@@ -44,7 +44,7 @@ def test_every_fault_is_told_at_once_and_no_folder_is_made(tmp_path, capsys):
         "model.rev",
         "model.revision",
     ):
-        assert said in text
+        assert phrase in text
     assert list(tmp_path.iterdir()) == []
 
 
@@ -91,7 +91,7 @@ MINE = ("trainer=grpo", "reward=none", "reward.x._target_=my_reward.short", "all
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["tracker=wandb", "trainer.args.use_liger_kernel=true"], "pip install liger-kernel"),
         (["-m", "seed=0,1", "tracker=wandb"], "pip install 'wandb>=0.19'"),
@@ -109,7 +109,7 @@ MINE = ("trainer=grpo", "reward=none", "reward.x._target_=my_reward.short", "all
         (["-m", *MINE, "seed=0,1"], "mend my_part.py:2"),
     ],
 )
-def test_a_dry_run_refuses_what_the_run_refuses(words, said, tmp_path, monkeypatch, capsys):
+def test_a_dry_run_refuses_what_the_run_refuses(words, message, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("runner.validate.libraries.find_spec", lambda name: None)
     monkeypatch.setattr("runner.validate.machine.has_devices", lambda: False)
@@ -126,7 +126,7 @@ def test_a_dry_run_refuses_what_the_run_refuses(words, said, tmp_path, monkeypat
         told.append(capsys.readouterr().err)
     assert codes == [2 if "launcher.jobs=1" in words else 5] * 2
     assert told[0] == told[1]
-    assert said in told[0]
+    assert message in told[0]
     assert "other" not in told[0]
     assert not Path("outputs").exists()
 
@@ -160,7 +160,7 @@ def light(*words, code="sys.exit(main())"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "phrase"),
     [
         (["trainer=dpo", "trainer.args.lerning_rate=1"], 2, "learning_rate"),
         (["trainer=dpo", "--cfg", "job"], 0, "name: dpo-tiny-toy"),
@@ -174,14 +174,17 @@ def light(*words, code="sys.exit(main())"):
         ),
     ],
 )
-def test_looking_and_checking_need_no_torch(words, code, said):
+def test_looking_and_checking_need_no_torch(words, code, phrase):
     got, text = light(*words)
-    assert (got, said in text) == (code, True), text
+    assert (got, phrase in text) == (code, True), text
 
 
 @pytest.mark.slow
 def test_every_verb_explains_itself_and_refuses_what_is_wrong_without_torch():
-    codes = "[(main([verb, '--help']), main([verb, 'trainer=nope', 'lerning_rate=1'])) for verb in sys.argv[1:]]"
+    codes = (
+        "[(main([verb, '--help']), main([verb, 'trainer=nope', "
+        "'lerning_rate=1'])) for verb in sys.argv[1:]]"
+    )
     got, text = light(*VERBS, code=f"sys.exit({codes} != [(0, 2)] * len(sys.argv[1:]))")
     assert got == 0, text
 
@@ -207,7 +210,7 @@ def test_a_tracker_sets_only_variables_of_trackers(capsys):
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["-m", "seed=range(0,1000000000)"], "1,000,000,000 jobs"),
         (["-m", "learning_rate=range(0,1,1e-12)"], "1,000,000,000,000 jobs"),
@@ -258,8 +261,8 @@ def test_a_tracker_sets_only_variables_of_trackers(capsys):
         (["import", "/dev/zero"], "a pipe, a socket or a device"),
     ],
 )
-def test_what_would_take_for_ever_or_cannot_be_is_refused_at_once(words, said, capsys):
-    assert said in faults(capsys, *words)
+def test_what_would_take_for_ever_or_cannot_be_is_refused_at_once(words, message, capsys):
+    assert message in faults(capsys, *words)
 
 
 @pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_RANK"])
@@ -273,9 +276,9 @@ def test_a_variable_of_processes_that_is_no_number_is_refused(name, tmp_path, mo
 
 def test_defaults_that_name_each_other_are_named(tmp_path, capsys):
     (tmp_path / "experiment").mkdir()
-    for own, other in ("ab", "ba"):
-        (tmp_path / "experiment" / f"{own}.yaml").write_text(
-            f"# @package _global_\ndefaults: [{other}, _self_]\n"
+    for first, second in ("ab", "ba"):
+        (tmp_path / "experiment" / f"{first}.yaml").write_text(
+            f"# @package _global_\ndefaults: [{second}, _self_]\n"
         )
     text = faults(capsys, "--config-dir", str(tmp_path), "experiment=a", "--dry-run")
     assert (
@@ -366,7 +369,7 @@ MACHINES = ["launcher=accelerate", "launcher.num_machines=2"]
 
 
 @pytest.mark.parametrize(
-    ("variables", "words", "said"),
+    ("variables", "words", "message"),
     [
         ({}, ["launcher.machine_rank=1", "launcher.rendezvous=a.b-c:80"], "with 1 of 2 processes; {}a.b-c:80"),
         (
@@ -381,11 +384,11 @@ MACHINES = ["launcher=accelerate", "launcher.num_machines=2"]
         ),
     ],
 )  # fmt: skip
-def test_each_of_several_machines_knows_its_part(variables, words, said, monkeypatch, capsys):
+def test_each_of_several_machines_knows_its_part(variables, words, message, monkeypatch, capsys):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert main([*MACHINES, *words, "batch=24", "--dry-run"]) == 0
-    assert said.format("they meet at ") in capsys.readouterr().out
+    assert message.format("they meet at ") in capsys.readouterr().out
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "5")
     assert main([*MACHINES, *words, "--dry-run"]) == 5
 
@@ -397,13 +400,13 @@ def test_the_key_knows_the_processes_that_torchrun_has_started(monkeypatch, caps
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     assert main(["--dry-run"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("new")]
-    alone, own, world = (line.rpartition("-")[2] for line in lines)
-    assert alone != own == world
+    alone, joined, world = (line.rpartition("-")[2] for line in lines)
+    assert alone != joined == world
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("variables", "words", "found", "fix"),
+    ("variables", "words", "finding", "fix"),
     [
         (
             WORLD,
@@ -466,11 +469,11 @@ def test_the_key_knows_the_processes_that_torchrun_has_started(monkeypatch, caps
     ],
 )
 def test_processes_that_another_launcher_starts_are_refused_where_they_are_not_one_world(
-    variables, words, found, fix, tmp_path, monkeypatch, capsys
+    variables, words, finding, fix, tmp_path, monkeypatch, capsys
 ):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     text = faults(capsys, *words)
-    assert found in text
+    assert finding in text
     assert fix in text
     assert not list(tmp_path.iterdir())

@@ -66,8 +66,8 @@ def test_an_answer_is_raw_in_a_pipe_and_visible_on_a_terminal(capsys, monkeypatc
 def test_an_error_that_another_process_raised_is_the_same_here():
     for kind in (*errors.RunnerError.__subclasses__(), errors.RunnerError):
         error = kind(Fault("a", "b"))
-        here = pickle.loads(pickle.dumps(error))
-        assert (type(here), here.faults, here.code, vars(here)) == (
+        copied = pickle.loads(pickle.dumps(error))
+        assert (type(copied), copied.faults, copied.code, vars(copied)) == (
             kind,
             error.faults,
             error.code,

@@ -93,9 +93,9 @@ def measured(composed, tmp_path):
 
     def measure(cfg):
         small = reduce(cfg, tmp_path / "small", Clones(tmp_path / "models"))
-        seen, why = measure_small(small.cfg, False, tmp_path / "measured")
+        measurement, why = measure_small(small.cfg, False, tmp_path / "measured")
         assert not why
-        return seen
+        return measurement
 
     return measure
 
@@ -146,15 +146,21 @@ def test_adafactor_keeps_rows_and_columns():
 @pytest.mark.slow
 def test_a_step_is_measured_and_scaled_to_the_rows(composed, measured):
     cfg = composed("trainer=sft", "trainer.args.per_device_train_batch_size=4")
-    seen = measured(cfg)
-    assert (seen.rows, seen.shape.layers, seen.accumulates, seen.reference, seen.sampled) == (
+    measurement = measured(cfg)
+    assert (
+        measurement.rows,
+        measurement.shape.layers,
+        measurement.accumulates,
+        measurement.reference,
+        measurement.sampled,
+    ) == (
         4,
         4,
         False,
         False,
         0,
     )
-    training = Training(Experiment.read(cfg), Rows([32] * 8), seen, gpu=False)
+    training = Training(Experiment.read(cfg), Rows([32] * 8), measurement, gpu=False)
     weights = 6 * (WEIGHTS - 4 * 2 * 64 - 64) * 4 * 32
     attention = 4 * 4 * 7 / 2 * 4 * 4 * 32 * 32 * 16  # there, and two and a half times that back
     assert training.operations_per_step == pytest.approx(weights + attention)
@@ -163,34 +169,39 @@ def test_a_step_is_measured_and_scaled_to_the_rows(composed, measured):
 @pytest.mark.slow
 def test_recomputed_activations_take_less_and_cost_more(composed, measured):
     cfg = composed("trainer=orpo", "trainer.args.per_device_train_batch_size=8")
-    seen = measured(cfg)
+    measurement = measured(cfg)
     args = cfg["trainer"]["args"] | {"activation_checkpointing": True}
     both = (cfg, cfg | {"trainer": cfg["trainer"] | {"args": args}})
-    kept, again = (
-        Training(Experiment.read(each), Rows([256] * 8), seen, gpu=False) for each in both
+    kept_activations, again = (
+        Training(Experiment.read(config), Rows([256] * 8), measurement, gpu=False)
+        for config in both
     )
-    assert again.peak < 0.6 * kept.peak
-    assert 1.2 < again.operations_per_step / kept.operations_per_step < 1.4
-    assert kept.activations == pytest.approx(seen.body * 256 * 16 / seen.tokens)
+    assert again.peak < 0.6 * kept_activations.peak
+    assert 1.2 < again.operations_per_step / kept_activations.operations_per_step < 1.4
+    assert kept_activations.activations == pytest.approx(
+        measurement.body * 256 * 16 / measurement.tokens
+    )
 
 
 @pytest.mark.slow
 def test_pairs_are_twice_as_many_rows_and_need_a_reference(composed, measured):
     words = ("trainer=dpo", "trainer.args.per_device_train_batch_size=2")
     cfg = composed(*words)
-    training = Training(Experiment.read(cfg), Rows([32] * 8), seen := measured(cfg), gpu=False)
+    training = Training(
+        Experiment.read(cfg), Rows([32] * 8), measurement := measured(cfg), gpu=False
+    )
     assert (training.batch[0], training.texts) == (4, 2)
     assert training.held["reference"] == 4 * WEIGHTS
     # Where each row is read, the policy is asked before the first step, and what it takes then is
     # no longer there.
-    once = Training(Experiment.read(cfg), Rows([32] * 8, total=64), seen, gpu=False)
+    once = Training(Experiment.read(cfg), Rows([32] * 8, total=64), measurement, gpu=False)
     assert "reference" not in once.held
     assert once.peak == training.peak - 4 * WEIGHTS
     args = cfg["trainer"]["args"] | {"precompute_ref_batch_size": 128}
     large = Training(
         Experiment.read(cfg | {"trainer": cfg["trainer"] | {"args": args}}),
         Rows([32] * 8, total=64),
-        seen,
+        measurement,
         gpu=False,
     )
     layers = 64 * large.activations / large.policy.shape.layers
@@ -199,13 +210,13 @@ def test_pairs_are_twice_as_many_rows_and_need_a_reference(composed, measured):
         assert (
             "reference"
             in Training(
-                Experiment.read(cfg | change), Rows([32] * 8, total=64), seen, gpu=False
+                Experiment.read(cfg | change), Rows([32] * 8, total=64), measurement, gpu=False
             ).held
         )
-    own = composed(*words, "peft=lora")
+    adapted = composed(*words, "peft=lora")
     assert (
         "reference"
-        not in Training(Experiment.read(own), Rows([32] * 8), measured(own), gpu=False).held
+        not in Training(Experiment.read(adapted), Rows([32] * 8), measured(adapted), gpu=False).held
     )
 
 
@@ -249,7 +260,7 @@ def test_what_could_not_be_measured_is_unknown():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "own",
+    "keys_of_model",
     [
         {"model_type": "mixtral", "num_local_experts": 4},
         {
@@ -259,12 +270,16 @@ def test_what_could_not_be_measured_is_unknown():
             "num_experts_per_tok": 2,
         },
     ],
-    ids=lambda own: own["model_type"],
+    ids=lambda keys: keys["model_type"],
 )
-def test_experts_are_measured_whatever_their_code_asks_of_its_data(own, composed, measured):
+def test_experts_are_measured_whatever_their_code_asks_of_its_data(
+    keys_of_model, composed, measured
+):
     words = [
         f"model.{name}={value}"
-        for name, value in ({"model_type": own["model_type"]} | ARCHITECTURE | own).items()
+        for name, value in (
+            {"model_type": keys_of_model["model_type"]} | ARCHITECTURE | keys_of_model
+        ).items()
     ]
     cfg = composed("trainer=sft", model=words)
     training = Training(Experiment.read(cfg), Rows([32] * 8), measured(cfg), gpu=False)
@@ -358,9 +373,9 @@ LARGE = {
 @pytest.mark.slow
 def test_eight_billion_weights_on_a_card(composed, tmp_path):
     """Gigabytes at 1,109 tokens, within a tenth of those that a count of every tensor has come to."""
-    own = [f"model.{name}={value}" for name, value in LARGE.items()]
+    settings = [f"model.{name}={value}" for name, value in LARGE.items()]
     cfg, adapted = (
-        composed("trainer=sft", "trainer.args.per_device_train_batch_size=1", *peft, model=own)
+        composed("trainer=sft", "trainer.args.per_device_train_batch_size=1", *peft, model=settings)
         for peft in ((), ("peft=lora",))
     )
     bf16 = {"model": cfg["model"] | {"dtype": "bfloat16"}}
@@ -392,16 +407,16 @@ def test_eight_billion_weights_on_a_card(composed, tmp_path):
     ],
 )
 def test_a_strategy_splits_what_each_process_holds(composed, strategy, processes, split):
-    own = [f"model.{name}={value}" for name, value in LARGE.items()]
+    settings = [f"model.{name}={value}" for name, value in LARGE.items()]
     words = ("trainer=sft", f"strategy={strategy}", f"launcher.num_processes={processes}")
     trainings = [
-        Training(Experiment.read(composed(*more, model=own)), Rows([9]), None, gpu=True)
-        for more in (["trainer=sft"], words)
+        Training(Experiment.read(composed(*command, model=settings)), Rows([9]), None, gpu=True)
+        for command in (["trainer=sft"], words)
     ]
-    whole, parts = (training.held | {"gradients": training.gradients} for training in trainings)
+    unsplit, parts = (training.held | {"gradients": training.gradients} for training in trainings)
     for name in PARTS:
         share = split.get(name, 1)
-        assert parts.get(name, 0) == (whole[name] // share if share else 0)
+        assert parts.get(name, 0) == (unsplit[name] // share if share else 0)
     warned = "\n".join(Forecast(trainings[1], Device("a GPU", True, memory=40 * 10**9)).warning())
     assert bool(warned) == (trainings[1].peak > 36e9)
     assert ("strategy=fsdp2 launcher.num_processes=8" in warned) == bool(

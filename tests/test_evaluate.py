@@ -31,10 +31,10 @@ def evaluate(tmp_path, monkeypatch, capsys):
 
     def call(*words: str, code: int = 0):
         done = main(["evaluate", *words, "to=out.json"])
-        said = capsys.readouterr()
-        assert done == code, said.err
+        streams = capsys.readouterr()
+        assert done == code, streams.err
         lines = Path("out.jsonl").read_text().splitlines() if Path("out.jsonl").exists() else []
-        return read_json(Path("out.json")) or {}, [json.loads(line) for line in lines], said
+        return read_json(Path("out.json")) or {}, [json.loads(line) for line in lines], streams
 
     return call
 
@@ -52,19 +52,19 @@ def laid(tmp_path, monkeypatch):
 
 
 def test_wins_ties_and_losses_are_counted():
-    found = compare([1.0, 2.0, 3.0, 3.0], [0.0, 2.0, 5.0, 1.0])
-    assert [found[name] for name in ("wins", "ties", "losses", "prompts")] == [2, 1, 1, 4]
-    assert found["win_rate"] == 0.625
-    assert found["difference"] == 0.25
-    assert found["win_rate_interval"][0] < 0.625 < found["win_rate_interval"][1]
+    comparison = compare([1.0, 2.0, 3.0, 3.0], [0.0, 2.0, 5.0, 1.0])
+    assert [comparison[name] for name in ("wins", "ties", "losses", "prompts")] == [2, 1, 1, 4]
+    assert comparison["win_rate"] == 0.625
+    assert comparison["difference"] == 0.25
+    assert comparison["win_rate_interval"][0] < 0.625 < comparison["win_rate_interval"][1]
 
 
 def test_the_bootstrap_is_what_all_resamples_by_hand_come_to():
     values = [0.0, 0.5, 1.0]
     by_hand = sorted(sum(drawn) / 3 for drawn in itertools.product(values, repeat=3))
     means = resampled_means(values, count=27_000, seed=1)
-    for mean in sorted({round(each, 9) for each in by_hand}):
-        share = sum(round(each, 9) == mean for each in by_hand) / 27
+    for mean in sorted({round(outcome, 9) for outcome in by_hand}):
+        share = sum(round(outcome, 9) == mean for outcome in by_hand) / 27
         assert np.isclose(means, mean).mean() == pytest.approx(share, abs=0.01)
 
 
@@ -114,8 +114,10 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say(truth, kind, promp
     generator = np.random.default_rng(3)
     held = 0
     for trial in range(200):
-        found = compare(draw(generator, kind, prompts), np.zeros(prompts), seed=trial)
-        low, high = found["difference_interval" if isinstance(kind, str) else "win_rate_interval"]
+        comparison = compare(draw(generator, kind, prompts), np.zeros(prompts), seed=trial)
+        low, high = comparison[
+            "difference_interval" if isinstance(kind, str) else "win_rate_interval"
+        ]
         held += low <= truth <= high
     assert least <= held / 200
 
@@ -130,14 +132,15 @@ def test_the_interval_of_wins_is_wilsons_and_ties_make_it_narrower():
             / (1 + z**2 / prompts)
             * math.sqrt(share * (1 - share) / prompts + z**2 / 4 / prompts**2)
         )
-        found = compare([1.0] * wins + [0.0] * (prompts - wins), [0.5] * prompts)[
+        interval = compare([1.0] * wins + [0.0] * (prompts - wins), [0.5] * prompts)[
             "win_rate_interval"
         ]
-        assert found == pytest.approx([middle - half, middle + half], abs=1e-6)
+        assert interval == pytest.approx([middle - half, middle + half], abs=1e-6)
     tied = [
         compare([0.5] * ties + [1.0, 0.0] * ((20 - ties) // 2), [0.5] * 20) for ties in (0, 10, 20)
     ]
-    widths = [high - low for low, high in (each["win_rate_interval"] for each in tied)]
+    intervals = [figures["win_rate_interval"] for figures in tied]
+    widths = [high - low for low, high in intervals]
     # that 20 are tied does not mean that all would be
     assert widths[0] > widths[1] > widths[2] > 0.1
 
@@ -147,7 +150,7 @@ def test_the_interval_of_wins_is_wilsons_and_ties_make_it_narrower():
 
 @pytest.mark.slow
 def test_loss_and_perplexity_are_those_of_the_known_answers(evaluate):
-    found, _, _ = evaluate(*TOY, "metric=none")
+    figures, _, _ = evaluate(*TOY, "metric=none")
     model = AutoModelForCausalLM.from_pretrained(TINY).eval()
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     losses = []
@@ -157,52 +160,54 @@ def test_loss_and_perplexity_are_those_of_the_known_answers(evaluate):
         before = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, **how)
         ids = torch.tensor([tokenizer.apply_chat_template(row["prompt"] + row["chosen"], **how)])
         with torch.no_grad():
-            said = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-        losses += (-said[len(before) - 1 :]).tolist()
-    assert found["scores"]["eval_loss"] == pytest.approx(math.fsum(losses) / len(losses), rel=1e-5)
-    assert found["scores"]["eval_perplexity"] == pytest.approx(
-        math.exp(found["scores"]["eval_loss"])
+            log_probs = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        losses += (-log_probs[len(before) - 1 :]).tolist()
+    assert figures["scores"]["eval_loss"] == pytest.approx(
+        math.fsum(losses) / len(losses), rel=1e-5
+    )
+    assert figures["scores"]["eval_perplexity"] == pytest.approx(
+        math.exp(figures["scores"]["eval_loss"])
     )
 
 
 @pytest.mark.slow
 def test_metrics_and_rewards_are_means_over_prompts_with_their_errors(evaluate):
-    found, rows, said = evaluate(*TOY, "n=3", "temperature=2", "seed=4")
-    assert [(row["row"], row["sample"]) for row in rows] == [
-        (row, n) for row in range(10) for n in range(3)
-    ]
+    figures, rows, streams = evaluate(*TOY, "n=3", "temperature=2", "seed=4")
+    assert [(row["row"], row["sample"]) for row in rows] == list(
+        itertools.product(range(10), range(3))
+    )
     by_row = np.array([row["reward"] for row in rows]).reshape(10, 3).mean(1)
-    assert found["scores"]["eval_reward"] == pytest.approx(by_row.mean())
-    assert found["errors"]["eval_reward"] == pytest.approx(by_row.std(ddof=1) / math.sqrt(10))
-    assert 0 < found["errors"]["eval_exact"] < 0.2
-    assert 0 < found["scores"]["eval_exact"] < 1
-    assert "reward" in said.out
-    assert "±" in said.out
+    assert figures["scores"]["eval_reward"] == pytest.approx(by_row.mean())
+    assert figures["errors"]["eval_reward"] == pytest.approx(by_row.std(ddof=1) / math.sqrt(10))
+    assert 0 < figures["errors"]["eval_exact"] < 0.2
+    assert 0 < figures["scores"]["eval_exact"] < 1
+    assert "reward" in streams.out
+    assert "±" in streams.out
 
 
 @pytest.mark.slow
 def test_each_set_has_figures_under_its_name(evaluate):
     sets = "dataset.split.eval={first: 'eval[:4]', second: 'eval[4:10]'}"
-    found, _, _ = evaluate(*TOY[:2], sets, "metric=perplexity", "reward=none")
-    assert found["rows"] == {"first": 8, "second": 12}  # right and wrong answers
-    whole, _, _ = evaluate(*TOY[:3], "metric=perplexity", "reward=none")
-    first, second = (found["scores"][f"eval_{name}_loss"] for name in ("first", "second"))
-    assert whole["scores"]["eval_loss"] == pytest.approx(0.4 * first + 0.6 * second, rel=1e-5)
-    assert found["scores"]["eval_first_token_accuracy"] > 0.5
+    figures, _, _ = evaluate(*TOY[:2], sets, "metric=perplexity", "reward=none")
+    assert figures["rows"] == {"first": 8, "second": 12}  # right and wrong answers
+    single_set, _, _ = evaluate(*TOY[:3], "metric=perplexity", "reward=none")
+    first, second = (figures["scores"][f"eval_{name}_loss"] for name in ("first", "second"))
+    assert single_set["scores"]["eval_loss"] == pytest.approx(0.4 * first + 0.6 * second, rel=1e-5)
+    assert figures["scores"]["eval_first_token_accuracy"] > 0.5
 
 
 @pytest.mark.slow
 def test_an_own_dataset_brings_what_fits_it_and_the_rest_is_told(evaluate, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1 2 3"}\n{"prompt": "4 5"}\n')
-    found, rows, said = evaluate(
+    figures, rows, streams = evaluate(
         "model=tiny", "file=rows.jsonl", "reward=length", "metric=words", "max_new_tokens=4", code=2
     )
-    assert "no option 'words'" in said.err
+    assert "no option 'words'" in streams.err
     words = ["metric.words._target_=runner.metric.words", "reward=length", "max_new_tokens=4"]
-    found, rows, said = evaluate("model=tiny", "file=rows.jsonl", *words)
-    assert {"train_reward", "train_words"} <= set(found["scores"])
-    assert "train_loss" not in found["scores"]
-    assert "note      no known answers" in said.out
+    figures, rows, streams = evaluate("model=tiny", "file=rows.jsonl", *words)
+    assert {"train_reward", "train_words"} <= set(figures["scores"])
+    assert "train_loss" not in figures["scores"]
+    assert "note      no known answers" in streams.out
     assert [row["reward"] for row in rows] == [float(len(row["completion"])) for row in rows]
 
 
@@ -216,24 +221,24 @@ def test_both_sides_are_asked_at_one_temperature(laid):
         ["evaluate", "laid", f"against={laid.folder}", "checkpoint=start", "temperature=0"]
     )
     request = read_request(line, Options, PARTS)
-    other = _other_request(line, request, request.options.against)
-    assert (request.options.temperature, other.options.temperature) == (0, 0)
+    other_request = _other_request(line, request, request.options.against)
+    assert (request.options.temperature, other_request.options.temperature) == (0, 0)
 
 
 @pytest.mark.slow
 def test_a_model_against_itself_wins_half(evaluate, laid):
-    found, rows, said = evaluate("laid", "checkpoint=start", "against=start", "limit=8")
-    verdict = found["comparison"]["eval"]
+    figures, rows, streams = evaluate("laid", "checkpoint=start", "against=start", "limit=8")
+    verdict = figures["comparison"]["eval"]
     assert (verdict["wins"], verdict["ties"], verdict["losses"]) == (0, 8, 0)
     low, high = verdict["win_rate_interval"]
     assert low <= 0.5 <= high
     assert verdict["win_rate"] == 0.5
-    assert found["scores"] == found["against"]["scores"]
+    assert figures["scores"] == figures["against"]["scores"]
     assert len(rows) == 16
-    assert "win rate  0.5" in said.out
-    assert "both draw by the same random numbers" in said.out
-    assert "8 prompts" in said.out
-    assert "fewer than 100" in said.out
+    assert "win rate  0.5" in streams.out
+    assert "both draw by the same random numbers" in streams.out
+    assert "8 prompts" in streams.out
+    assert "fewer than 100" in streams.out
 
 
 @pytest.mark.slow
@@ -249,9 +254,9 @@ def test_scores_of_the_training_stay_as_they_are(evaluate, laid):
 
 def test_a_run_to_compare_with_is_answered_under_its_key(laid, evaluate):
     words = (f"against={laid.folder.name}x", "reward=sorted_digits", "checkpoint=start")
-    said = evaluate(str(laid.folder), *words, code=4)[2].err
-    assert "no such folder" in said
-    assert "type      against=" in said
+    stderr = evaluate(str(laid.folder), *words, code=4)[2].err
+    assert "no such folder" in stderr
+    assert "type      against=" in stderr
 
 
 # --- What is asked --------------------------------------------------------------------------------
@@ -292,24 +297,24 @@ def test_a_trained_run_beats_its_start_and_another_run(train, evaluate):
     words = ["trainer=sft", "model=tiny", "dataset=toy_sort", "dataset.limit.eval=40"]
     words += ["dataset.limit.train=320", "learning_rate=1e-3"]
     good = train(*words, "trainer.args.max_steps=30").run
-    other = train(*words, "trainer.args.max_steps=1", name="other").run
+    other_run = train(*words, "trainer.args.max_steps=1", name="other").run
     held_out = good.folder / "scores.json"
-    for against in ("start", str(other.folder)):
-        found, _, _ = evaluate(str(good.folder), f"against={against}", "reward=sorted_digits")
-        verdict = found["comparison"]["eval"]
+    for against in ("start", str(other_run.folder)):
+        figures, _, _ = evaluate(str(good.folder), f"against={against}", "reward=sorted_digits")
+        verdict = figures["comparison"]["eval"]
         assert verdict["win_rate_interval"][0] > 0.5
         assert verdict["difference_interval"][0] > 0
-        assert found["scores"]["eval_loss"] < found["against"]["scores"]["eval_loss"]
-    assert found["scores"]["eval_loss"] == pytest.approx(
+        assert figures["scores"]["eval_loss"] < figures["against"]["scores"]["eval_loss"]
+    assert figures["scores"]["eval_loss"] == pytest.approx(
         read_json(held_out)["after"]["eval_loss"], rel=0.02
     )
-    assert found["scores"]["eval_exact"] == pytest.approx(
+    assert figures["scores"]["eval_exact"] == pytest.approx(
         read_json(held_out)["after"]["eval_exact"], abs=0.25
     )
 
 
 def test_scores_of_a_training_are_neither_clocks_nor_memory():
-    found = {
+    figures = {
         "eval_loss": 1.0,
         "eval_runtime": 2.0,
         "memory/peak_gb": 0.5,
@@ -317,5 +322,5 @@ def test_scores_of_a_training_are_neither_clocks_nor_memory():
     }
     args = SimpleNamespace(metric_for_best_model=None, eval_strategy="no")
     assert held_out_scores(
-        SimpleNamespace(eval_dataset=[0], evaluate=lambda: found, args=args)
+        SimpleNamespace(eval_dataset=[0], evaluate=lambda: figures, args=args)
     ) == {"eval_loss": 1.0}

@@ -64,9 +64,9 @@ PLACES = {"of": ["place", "topic"], "place": ["bar", "bar"], "topic": ["view", "
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("result", "expected"),
     [
-        ([is_finite_number(each) for each in ("-0.5", True, None)], [True, False, False]),
+        ([is_finite_number(value) for value in ("-0.5", True, None)], [True, False, False]),
         (answer_columns({"prompt": "1+1=", "completion": "2"}), ("completion",)),
         (answer_columns({"prompt": "1+1="}), ()),
         (
@@ -143,7 +143,10 @@ PLACES = {"of": ["place", "topic"], "place": ["bar", "bar"], "topic": ["view", "
             "dataset.split.train='train[:80%]' dataset.split.eval='train[80%:]'",
         ),
         (
-            [is_wanted(*each) for each in ((True, "true"), (0, ["disabled"]), ("x", "enabled"))],
+            [
+                is_wanted(*condition)
+                for condition in ((True, "true"), (0, ["disabled"]), ("x", "enabled"))
+            ],
             [True] * 3,
         ),
         ((is_wanted(None, [None, "bnb"]), is_wanted("x", ["y"])), (True, False)),
@@ -162,7 +165,7 @@ PLACES = {"of": ["place", "topic"], "place": ["bar", "bar"], "topic": ["view", "
             1.0,
         ),
         (
-            [kind_of(each) for each in (["completions"], ["scores", "label"], ["path"])],
+            [kind_of(columns) for columns in (["completions"], ["scores", "label"], ["path"])],
             ["sampled", "read", "sampled"],
         ),
         (
@@ -292,5 +295,5 @@ PLACES = {"of": ["place", "topic"], "place": ["bar", "bar"], "topic": ["view", "
         ),
     ],
 )
-def test_an_example_gives_what_it_says(found, expected):
-    assert found == expected
+def test_an_example_gives_what_it_says(result, expected):
+    assert result == expected

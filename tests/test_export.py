@@ -112,7 +112,7 @@ def test_nothing_half_made_is_left(laid, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         ([], 2, "python -m runner export outputs/<name>/<run>"),
         (["y"], 4, "no such folder"),
@@ -122,9 +122,9 @@ def test_nothing_half_made_is_left(laid, monkeypatch):
         (["x", "private=perhaps"], 2, "true or false"),
     ],
 )
-def test_what_cannot_be_exported_is_told(laid, words, code, said, capsys):
+def test_what_cannot_be_exported_is_told(laid, words, code, message, capsys):
     assert main(["export", *words]) == code
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_run_that_is_not_finished_has_no_export(tmp_path, monkeypatch, capsys):
@@ -284,14 +284,20 @@ ROWS = ("dataset=toy_sort", "dataset.limit.train=64", "dataset.limit.eval=4")
 def trained(tmp_path_factory):
     """A call that trains a run of these words once, and gives its folder."""
     root = tmp_path_factory.mktemp("export") / "outputs"
-    known = {}
+    trained_runs = {}
 
     def call(*words):
-        if words not in known:
-            place = [f"output_root={root}", f"name=run{len(known)}", "tolerate.ended_worse=true"]
+        if words not in trained_runs:
+            place = [
+                f"output_root={root}",
+                f"name=run{len(trained_runs)}",
+                "tolerate.ended_worse=true",
+            ]
             assert main([*words, *QUICK, *ROWS, *place]) == 0
-            (known[words],) = [path.parent for path in root.glob(f"run{len(known)}/*/config.yaml")]
-        return known[words]
+            (trained_runs[words],) = [
+                path.parent for path in root.glob(f"run{len(trained_runs)}/*/config.yaml")
+            ]
+        return trained_runs[words]
 
     return call
 

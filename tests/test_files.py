@@ -1,5 +1,6 @@
 """Files are whole or absent, and damage is told from health."""
 
+import itertools
 import json
 import os
 import shutil
@@ -28,14 +29,14 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
 
 def test_who_reads_the_old_file_reads_all_of_it(tmp_path):
     path = tmp_path / "status.json"
-    other = tmp_path / "other.json"
+    newer = tmp_path / "other.json"
     path.write_text("old and long")
-    other.symlink_to(path)
+    newer.symlink_to(path)
     with path.open() as reader:
         files.write_text(path, "new")
         assert reader.read() == "old and long"
-    files.write_text(other, "another")
-    assert (path.read_text(), other.read_text(), other.is_symlink()) == ("new", "another", False)
+    files.write_text(newer, "another")
+    assert (path.read_text(), newer.read_text(), newer.is_symlink()) == ("new", "another", False)
 
 
 def test_written_files_can_be_read_by_the_team(tmp_path):
@@ -83,9 +84,9 @@ def said(path):
 
 @pytest.mark.slow
 def test_rows_are_added_without_a_look_at_those_of_earlier_steps(table):
-    assert [(row["step"], row["set"]) for row in said(table)] == [
-        (n, s) for n in range(1, 901) for s in "ab"
-    ]
+    assert [(row["step"], row["set"]) for row in said(table)] == list(
+        itertools.product(range(1, 901), "ab")
+    )
     before = table.read_bytes()
     node = table.stat().st_ino
     table.write_bytes(b"x" + before[1:])
@@ -107,17 +108,17 @@ def test_rows_take_the_place_of_those_of_the_same_step_and_of_later_ones(table):
 
 @pytest.mark.parametrize("torn", [b"", b'{"step": 901, "set": "a"}\n{"step": 901, "se', b"\0\0\0"])
 def test_a_half_row_goes_and_steps_that_are_taken_again_go(table, torn):
-    whole = table.read_bytes()
-    table.write_bytes(whole + torn)
+    content = table.read_bytes()
+    table.write_bytes(content + torn)
     files.replace_rows(table, [{"step": 901, "set": "b"}], same=["step", "set"])
     assert said(table)[-1] == {"step": 901, "set": "b"}
     assert said(table)[1799] == {
         "step": 900,
         "set": "b",
     }
-    table.write_bytes(whole + torn)
+    table.write_bytes(content + torn)
     files.forget_rows(table, 900)
-    assert table.read_bytes() == whole
+    assert table.read_bytes() == content
     files.forget_rows(table, 0)
     assert table.read_bytes() == b""
 
@@ -140,7 +141,7 @@ CHINESE = '{"prompt": "中国的首都是哪里？请回答这个问题。", "co
 
 
 @pytest.mark.parametrize(
-    ("text", "found", "fix"),
+    ("text", "problem", "fix"),
     [
         (
             (CHINESE * 9).encode("gbk"),
@@ -172,12 +173,12 @@ CHINESE = '{"prompt": "中国的首都是哪里？请回答这个问题。", "co
     ],
 )
 def test_of_bytes_that_are_not_utf_8_an_encoding_is_named_where_it_is_sure(
-    tmp_path, text, found, fix
+    tmp_path, text, problem, fix
 ):
     file = tmp_path / "rows.jsonl"
     file.write_bytes(text)
     finding = undecodable(text, str(file))
-    assert found in finding.found
+    assert problem in finding.found
     assert fix in finding.fix
     if "iconv" in fix and "<" not in fix:
         assert subprocess.run(finding.fix, shell=True).returncode == 0

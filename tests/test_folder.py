@@ -83,20 +83,20 @@ def test_a_run_whose_folder_is_moved_ends_in_words_leaves_no_half_of_it_and_goes
 ):
     (runner.folder / "mine.py").write_text(MOVES)
     (runner.folder / "move").touch()
-    own = (
+    words = (
         "callback.x._target_=mine.Moves",
         f"callback.x.moment={moment}",
         f"callback.x.levels={levels}",
     )
-    done = runner(*SMALL, *own, code=4)
+    done = runner(*SMALL, *words, code=4)
     assert "it was moved or deleted in the meantime" in done.stderr
-    (there,) = re.findall(r"^run +(\S+)", done.stdout, re.MULTILINE)
-    run = Run(runner.folder / there)
+    (folder,) = re.findall(r"^run +(\S+)", done.stdout, re.MULTILINE)
+    run = Run(runner.folder / folder)
     old = [run.folder, *run.folder.parents][levels]
     assert not old.exists()
     assert old.parent.is_dir()
     (runner.folder / "moved").rename(old)
-    again = runner(*SMALL, *own)
+    again = runner(*SMALL, *words)
     assert "resumes   from step 2 (checkpoint-2)" in again.stdout
     assert [line["step"] for line in read_metrics(run.metrics)] == list(range(7))
     assert run.status()["state"] == "finished"

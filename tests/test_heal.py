@@ -47,18 +47,18 @@ CRASH = ("callback.y._target_=sabotage.Crash", "callback.y.at=6")
 # --- The rules ----------------------------------------------------------------------------------
 
 
-def sizes(rows=8, rounds=2, **more):
+def sizes(rows=8, rounds=2, **kwargs):
     return SimpleNamespace(
-        per_device_train_batch_size=rows, gradient_accumulation_steps=rounds, **more
+        per_device_train_batch_size=rows, gradient_accumulation_steps=rounds, **kwargs
     )
 
 
 @pytest.mark.parametrize(
-    ("rows", "left", "rounds"), [(8, 4, 4), (6, 3, 4), (9, 3, 6), (7, 1, 14), (2, 1, 4)]
+    ("rows", "expected", "rounds"), [(8, 4, 4), (6, 3, 4), (9, 3, 6), (7, 1, 14), (2, 1, 4)]
 )
-def test_a_step_sees_the_same_rows_in_smaller_micro_batches(rows, left, rounds):
+def test_a_step_sees_the_same_rows_in_smaller_micro_batches(rows, expected, rounds):
     made = halve_training({}, sizes(rows))
-    assert made == {"per_device_train_batch_size": left, "gradient_accumulation_steps": rounds}
+    assert made == {"per_device_train_batch_size": expected, "gradient_accumulation_steps": rounds}
 
 
 def test_one_row_cannot_be_halved_nor_two_that_are_compared():
@@ -118,17 +118,17 @@ def test_the_schedule_does_not_notice_that_its_steps_are_slower():
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
     slower, rates = Slower(lambda done: 0.5 if done >= 2 else 1.0), []
     for done in range(5):
-        given = {
+        timing = {
             "args": None,
             "state": SimpleNamespace(global_step=done),
             "control": None,
             "optimizer": optimizer,
         }
         expected = optimizer.param_groups[0]["lr"]
-        slower.on_step_begin(**given)
+        slower.on_step_begin(**timing)
         rates.append(optimizer.param_groups[0]["lr"] / expected)
         optimizer.step()
-        slower.on_optimizer_step(**given)
+        slower.on_optimizer_step(**timing)
         assert optimizer.param_groups[0]["lr"] == expected
         schedule.step()
     assert rates == [1.0, 1.0, 0.5, 0.5, 0.5]
@@ -281,5 +281,5 @@ def test_a_killed_run_goes_on_as_adjusted_to_the_same_bits(runner, sabotage, tmp
         range(7)
     )
     main([*words, "callback.y.at=99", "name=whole", f"output_root={tmp_path / 'outputs'}"])
-    whole = Run(runner.runs("whole")[0])
-    assert weights(run) == weights(whole) and losses(run) == losses(whole)
+    uninterrupted = Run(runner.runs("whole")[0])
+    assert weights(run) == weights(uninterrupted) and losses(run) == losses(uninterrupted)

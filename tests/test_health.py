@@ -67,7 +67,7 @@ def of_chosen(*values, length=10.0):
 
 
 def of_rewards(*ranges):
-    return [{"rewards": {"x": each}} for each in ranges]
+    return [{"rewards": {"x": score_range}} for score_range in ranges]
 
 
 def of_kl(*values, length=10.0, name="kl"):
@@ -173,12 +173,14 @@ def test_exploded():
 
 def test_a_loss_above_the_tolerated_one():
     alarms = build_alarms(Tolerate.read({"loss": 5.0, "loss_steps": 2}), online=True)
-    (alarm,) = (each for each in alarms if each.name == "loss")
+    (alarm,) = (alarm for alarm in alarms if alarm.name == "loss")
     assert rings(alarm, of_loss(9, 5, 9, 4, 6, 6)) == 6
     assert rings(alarm, [{"loss": None}] * 9) is None
     assert steps_to_notice(Tolerate.read({"loss": 5.0, "loss_steps": 9})) == 10
     for tolerate in ({}, {"loss": None}, {"loss": True}, {"loss_steps": 2}):
-        assert not [each for each in build_alarms(Tolerate.read(tolerate)) if each.name == "loss"]
+        assert not [
+            alarm for alarm in build_alarms(Tolerate.read(tolerate)) if alarm.name == "loss"
+        ]
 
 
 def test_diverged():
@@ -246,7 +248,7 @@ def test_constant_reward():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "found"),
+    ("low", "high", "finding"),
     [
         (1e7, 1e7 + 1, None),  # which float32 tells apart
         (0.0, 1e-3, None),
@@ -256,14 +258,14 @@ def test_constant_reward():
         (1e7, 1e7, "gave 1e7 to each"),
     ],
 )
-def test_rewards_that_are_alike_are_told_as_they_were(low, high, found):
+def test_rewards_that_are_alike_are_told_as_they_were(low, high, finding):
     alarm = ConstantReward()
     sickness = [
         alarm.observe(Step(number, rewards={"x": (low, high, 64 * number)}))
         for number in range(1, 6)
     ][-1]
-    assert (found is None) is (sickness is None)
-    assert found is None or found in str(sickness)
+    assert (finding is None) is (sickness is None)
+    assert finding is None or finding in str(sickness)
 
 
 SILENT = [
@@ -309,7 +311,7 @@ def concluded(steps, *held_out, online=False):
     """What the last alarm says of a training of these steps, with changes on held-out rows."""
     alarm = EndedWorse(online=online)
     assert rings(alarm, steps) is None
-    return alarm.conclude(Step(len(steps)), [Change(*each) for each in held_out])
+    return alarm.conclude(Step(len(steps)), [Change(*change) for change in held_out])
 
 
 def test_a_model_far_worse_than_it_began_is_sick_and_an_over_fitted_one_is_not():
@@ -521,8 +523,13 @@ def test_what_a_sick_run_does_is_no_other_run():
     without = {
         key: value for key, value in cfg.items() if key not in ("on_sick", "on_memory", "attempts")
     }
-    other = {"on_sick": "rollback", "tolerate": {"kl": True}, "on_memory": "stop", "attempts": 9}
-    assert key_of(cfg) == key_of(without) == key_of(cfg | other)
+    health_keys = {
+        "on_sick": "rollback",
+        "tolerate": {"kl": True},
+        "on_memory": "stop",
+        "attempts": 9,
+    }
+    assert key_of(cfg) == key_of(without) == key_of(cfg | health_keys)
 
 
 # --- What is looked at --------------------------------------------------------------------------
@@ -543,7 +550,9 @@ def test_the_probe_looks_at_a_few_pieces_of_a_large_model():
 def test_the_probe_knows_what_is_trained():
     net = model()
     net[:2].requires_grad_(False)
-    assert [id(each) for each in Probe(net).all] == [id(each) for each in net[2].parameters()]
+    assert [id(weight) for weight in Probe(net).all] == [
+        id(weight) for weight in net[2].parameters()
+    ]
     assert Probe(net.requires_grad_(False)).weights() is None
     assert Probe(net).gradient() is None
 
@@ -552,8 +561,8 @@ def test_a_gradient_that_the_pieces_do_not_show_is_found():
     net = model()
     probe = Probe(net)
     assert probe.gradient() is None
-    for each in net.parameters():
-        each.grad = torch.zeros_like(each)
+    for weight in net.parameters():
+        weight.grad = torch.zeros_like(weight)
     assert probe.gradient() == 0.0
     net[1].weight.grad[0, 0] = -3.0
     assert probe.gradient() == 3.0
@@ -610,8 +619,8 @@ class Training:
         self.state = SimpleNamespace(global_step=done, is_world_process_zero=folder != "none")
         self.event("train_begin")
 
-    def event(self, name, **more):
-        getattr(self.health, f"on_{name}")(self.args, self.state, None, **self.given, **more)
+    def event(self, name, **kwargs):
+        getattr(self.health, f"on_{name}")(self.args, self.state, None, **self.given, **kwargs)
 
     def step(self, loss=1.0, gradient=1.0, change=-1e-4, parts=None, raw=None):
         """All weights change, or each of the parts as given, which says whether it has a gradient as well.
@@ -625,16 +634,16 @@ class Training:
         self.event("pre_optimizer_step")
         with torch.no_grad():
             for part, (change, _) in parts.items():
-                for each in part.parameters():
-                    each += change
+                for weight in part.parameters():
+                    weight += change
         self.event("optimizer_step")
         self.state.global_step += 1
         self.event("step_end")
 
     def set_gradients(self, parts, gradient):
         for part, (_, learns) in parts.items():
-            for each in part.parameters():
-                each.grad = torch.full_like(each, gradient) if learns else None
+            for weight in part.parameters():
+                weight.grad = torch.full_like(weight, gradient) if learns else None
 
 
 def test_a_norm_that_is_logged_as_endless_ends_the_run():

@@ -1,5 +1,6 @@
 """Held-out figures are those of the set: the same whatever the batches and the processes, and the right one ranks."""
 
+import itertools
 import json
 from fractions import Fraction
 from types import SimpleNamespace
@@ -55,7 +56,7 @@ def test_processes_share_rows_so_that_each_counts_once(count, size, processes, g
     for together in zip(*(share.batches for share in shares), strict=True):
         assert len({len(batch) for batch in together}) == 1
         assert 0 < len(together[0]) <= size
-        joined = [row for batch in together for row in batch]
+        joined = list(itertools.chain.from_iterable(together))
         assert all(
             joined[start] // group == joined[start + group - 1] // group
             for start in range(0, len(joined), group)
@@ -128,20 +129,20 @@ def test_the_figures_of_a_set_do_not_depend_on_its_batches(train, rows, words):
     done = train(f"trainer={words.split()[0]}", *words.split()[1:], *rows, *QUICK)
     assert done.code == 0
     trainer = build_components(done.run).trainer
-    found = []
+    figures_by_size = []
     for size in (8, 3, 2, 1):
         trainer.args.per_device_eval_batch_size = size
         scores = trainer.evaluate()
-        found.append(
+        figures_by_size.append(
             {
                 name: value
                 for name, value in scores.items()
                 if not name.endswith(("runtime", "_per_second"))
             }
         )
-    assert {f"eval_{name}" for name in FIGURES[words]} <= found[0].keys()
-    for figures in found[1:]:
-        assert figures == pytest.approx(found[0], rel=1e-5, abs=1e-6)
+    assert {f"eval_{name}" for name in FIGURES[words]} <= figures_by_size[0].keys()
+    for figures in figures_by_size[1:]:
+        assert figures == pytest.approx(figures_by_size[0], rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.grid(1)
@@ -152,18 +153,18 @@ def test_two_processes_give_the_figures_of_one(runner, rows, trainer):
     runner(*words, "name=one")
     for started in runner.start_two(*words, "name=two"):
         assert started.wait().returncode == 0
-    one, two = (
+    alone, two = (
         read_json(runner.runs(name)[0] / "scores.json")["before"] for name in ("one", "two")
     )
-    assert two == pytest.approx(one, rel=1e-5)
-    assert "eval_loss" in one
+    assert two == pytest.approx(alone, rel=1e-5)
+    assert "eval_loss" in alone
 
 
 # --- What ranks ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("trainer", "more", "figure"),
+    ("trainer", "settings", "figure"),
     [
         ("sft", {}, "loss"),
         ("sft", {"args": {"loss_type": "nll", "neftune_noise_alpha": 5}}, "loss"),
@@ -186,14 +187,14 @@ def test_two_processes_give_the_figures_of_one(runner, rows, trainer):
         ("ppo", {}, "objective/scores"),
     ],
 )
-def test_the_figure_that_ranks_is_no_loss_that_measures_nothing(trainer, more, figure):
+def test_the_figure_that_ranks_is_no_loss_that_measures_nothing(trainer, settings, figure):
     from runner.config.menu import read_options
 
     node = read_options("trainer")[trainer]["trainer"]
-    node = node | {"args": node["args"] | more.get("args", {})}
+    node = node | {"args": node["args"] | settings.get("args", {})}
     assert (
         upstream.ranking_figure(
-            {"trainer": node} | {key: more[key] for key in more.keys() - {"args"}}
+            {"trainer": node} | {key: settings[key] for key in settings.keys() - {"args"}}
         )
         == figure
     )
@@ -246,8 +247,8 @@ def test_a_halving_says_where_the_steps_are_others_from_there():
     hooks = SimpleNamespace(loss=None)
     args = SimpleNamespace(loss_type="sigmoid")
     terms = [
-        find_batch_term(SimpleNamespace(hooks=hooks, args=args, **more))
-        for more in (
+        find_batch_term(SimpleNamespace(hooks=hooks, args=args, **settings))
+        for settings in (
             {},
             {"cpo_alpha": 0.0},
             {"cpo_alpha": 1.0},

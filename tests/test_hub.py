@@ -4,6 +4,7 @@ Each case is a subprocess that prints one JSON value, because the libraries read
 they are imported.
 """
 
+import itertools
 import json
 import subprocess
 import sys
@@ -28,8 +29,8 @@ def small_hub() -> Hub:
 def ask(tmp_path: Path) -> Ask:
     """Run Python against a hub and return the JSON that it prints last."""
 
-    def run(hub: Hub, code: str, token: str | None = None, **more: str) -> object:
-        environment = hub.environment(tmp_path / "home", token) | {"OMP_NUM_THREADS": "1"} | more
+    def run(hub: Hub, code: str, token: str | None = None, **kwargs: str) -> object:
+        environment = hub.environment(tmp_path / "home", token) | {"OMP_NUM_THREADS": "1"} | kwargs
         done = subprocess.run(
             [sys.executable, "-c", f"import json\n{code}"],
             env=environment,
@@ -83,9 +84,9 @@ def test_models_load_run_and_load_again_offline(hub: Hub, ask: Ask) -> None:
     assert (pythia["eos"], pythia["pad"], pythia["template"]) == ("<|endoftext|>", None, None)
     assert (qwen["eos"], qwen["pad"], qwen["template"]) == ("<|im_end|>", "<|endoftext|>", CHATML)
 
-    seen = len(hub.requests)
+    requests_before = len(hub.requests)
     assert ask(hub, LOAD_MODELS, HF_HUB_OFFLINE="1") == online
-    assert len(hub.requests) == seen
+    assert len(hub.requests) == requests_before
 
 
 def test_a_revision_has_its_own_files(small_hub: Hub, ask: Ask) -> None:
@@ -93,7 +94,7 @@ def test_a_revision_has_its_own_files(small_hub: Hub, ask: Ask) -> None:
     main = small_hub.add_files("model", "some/model", {"config.json": b"main"})
     small_hub.add_files("model", "some/model", {"config.json": b"early"}, revision="step/1000")
     small_hub.add_files("model", "some/model", {"config.json": b"pinned"}, revision=pinned)
-    found = ask(
+    answers = ask(
         small_hub,
         f"""
 from huggingface_hub import HfApi
@@ -108,7 +109,7 @@ info = HfApi().model_info("some/model", revision="step/1000", files_metadata=Tru
 print(json.dumps([[read(name) for name in names], missing, info.siblings[0].size]))
 """,
     )
-    assert found == [["main", "early", "pinned", "main"], 404, len("early")]
+    assert answers == [["main", "early", "pinned", "main"], 404, len("early")]
 
 
 REFUSED = """
@@ -125,15 +126,20 @@ print(json.dumps(found))
 """
 
 
-def expected_answers(absent: str, gated: str, private: str, there: str) -> dict[str, str]:
+def expected_answers(absent: str, gated: str, private: str, present: str) -> dict[str, str]:
     """What ``REFUSED`` should print, where nothing.json is missing wherever it may be asked for."""
-    answers = {"no/such": absent, "closed/model": gated, "shy/model": private, "open/model": there}
-    missing = "RemoteEntryNotFoundError 404"
-    return {
-        f"{name}/{file}": missing if text == "{}" and file == "nothing.json" else text
-        for name, text in answers.items()
-        for file in ("config.json", "nothing.json")
+    answers = {
+        "no/such": absent,
+        "closed/model": gated,
+        "shy/model": private,
+        "open/model": present,
     }
+    missing = "RemoteEntryNotFoundError 404"
+    answer_of_file = {}
+    for name, text in answers.items():
+        answer_of_file[f"{name}/config.json"] = text
+        answer_of_file[f"{name}/nothing.json"] = missing if text == "{}" else text
+    return answer_of_file
 
 
 @pytest.mark.quick(1)
@@ -162,7 +168,7 @@ def test_who_may_read_what(
 
 def test_a_wrong_token_is_told_so(small_hub: Hub, ask: Ask) -> None:
     small_hub.add_files("model", "open/model", {"config.json": b"{}"})
-    said = ask(
+    answer = ask(
         small_hub,
         """
 from huggingface_hub import HfApi
@@ -174,7 +180,7 @@ except HfHubHTTPError as error:
 """,
         token="hf_of_yesterday",
     )
-    assert said == ["HfHubHTTPError", "Invalid credentials in Authorization header"]
+    assert answer == ["HfHubHTTPError", "Invalid credentials in Authorization header"]
 
 
 def test_trees_come_in_pages_and_files_in_ranges(small_hub: Hub, ask: Ask) -> None:
@@ -243,9 +249,9 @@ def test_rows_load_with_slices_and_configs_and_again_offline(hub: Hub, ask: Ask)
     }
     assert ask(hub, LOAD_ROWS) == expected
 
-    seen = len(hub.requests)
+    requests_before = len(hub.requests)
     assert ask(hub, LOAD_ROWS, HF_HUB_OFFLINE="1") == expected
-    assert len(hub.requests) == seen
+    assert len(hub.requests) == requests_before
 
 
 @pytest.mark.slow
@@ -253,7 +259,7 @@ def test_rows_stream_and_faults_have_the_libraries_own_errors(small_hub: Hub, as
     mixed = [{"steps": ["a", "b"], "labels": [True, False], "meta": {"deep": [[1, 2]]}}]
     small_hub.add_dataset("some/rows", {"default": {"train": mixed}})
     small_hub.add_dataset("some/configs", {"one": {"train": mixed}, "two": {"train": mixed}})
-    found = ask(
+    answers = ask(
         small_hub,
         """
 from datasets import load_dataset
@@ -274,7 +280,7 @@ print(json.dumps({
 }))
 """,
     )
-    assert found == {
+    assert answers == {
         "rows": mixed,
         "columns": ["steps", "labels", "meta"],
         "again": mixed[0],
@@ -304,16 +310,16 @@ def test_a_private_push_arrives_once_and_whole(small_hub: Hub, ask: Ask, tmp_pat
     for path, content in (files | {"train.log": b"noise"}).items():
         (tmp_path / "model").mkdir(exist_ok=True)
         (tmp_path / "model" / path).write_bytes(content)
-    name, user, same, back, left = ask(small_hub, PUSH, token=TOKEN)
+    name, user, same, back, remaining = ask(small_hub, PUSH, token=TOKEN)
     assert (name, user, same, back) == (f"{USER}/mine", USER, True, "weights")
-    assert left == ["README.md", "model.safetensors"]
+    assert remaining == ["README.md", "model.safetensors"]
 
     pushed, deleted = small_hub.uploads
     assert (pushed.repo_id, pushed.private, pushed.revision) == (name, True, "main")
     assert pushed.files == files
     assert deleted.files == {}
     assert small_hub.repo(name).private
-    assert small_hub.repo(name).files() == {path: files[path] for path in left}
+    assert small_hub.repo(name).files() == {path: files[path] for path in remaining}
 
 
 @pytest.mark.slow
@@ -342,8 +348,10 @@ def test_tiny_models_are_small_and_repeatable(tmp_path: Path, architecture: str,
     first = tiny_model(tmp_path / "a", architecture, head)
     trained_tokenizer.cache_clear()
     again = tiny_model(tmp_path / "b", architecture, head)
-    other = tiny_model(tmp_path / "c", architecture, head, seed=1)
-    weights = [(folder / "model.safetensors").read_bytes() for folder in (first, again, other)]
+    of_another_seed = tiny_model(tmp_path / "c", architecture, head, seed=1)
+    weights = [
+        (folder / "model.safetensors").read_bytes() for folder in (first, again, of_another_seed)
+    ]
     assert len(weights[0]) < 4 * 200_000
     assert weights[0] == weights[1] != weights[2]
     assert (first / "tokenizer.json").read_bytes() == (again / "tokenizer.json").read_bytes()
@@ -363,7 +371,7 @@ def test_everything_is_up_under_its_real_name(hub: Hub) -> None:
 def test_no_row_is_in_two_splits() -> None:
     for repo_id in ROWS:
         for splits in rows_of(repo_id).values():
-            rows = [json.dumps(row) for split in splits.values() for row in split]
+            rows = [json.dumps(row) for row in itertools.chain(*splits.values())]
             assert len(rows) == len(set(rows)), repo_id
 
 

@@ -79,8 +79,8 @@ def write(folder, *rows, name="rows.jsonl"):
     return str(folder / name)
 
 
-def row(**own):
-    return {"question": "What is it?", "answer": "red"} | own
+def row(**columns):
+    return {"question": "What is it?", "answer": "red"} | columns
 
 
 def read(path, to="demonstration", **how):
@@ -95,12 +95,12 @@ def refused(path, **how):
 
 def faults(path, **how):
     """What loading says, and the look before torch says the same."""
-    seen = check_dataset(
+    checked = check_dataset(
         {"_target_": LOADER, "path": str(path), "split": {"train": "train"}, **how}, "demonstration"
     )
-    found = refused(path, **how)
-    assert [each.found for each in seen.faults] == [each.found for each in found]
-    return found
+    faults_of_rows = refused(path, **how)
+    assert [fault.found for fault in checked.faults] == [fault.found for fault in faults_of_rows]
+    return faults_of_rows
 
 
 # --- Forms ----------------------------------------------------------------------------------------
@@ -111,24 +111,24 @@ def test_a_path_base64_and_an_address_of_data_are_images(folder):
     rows = read(
         write(
             folder,
-            *(row(image=each) for each in ("red.png", text, f"data:image/png;base64,{text}")),
+            *(row(image=image) for image in ("red.png", text, f"data:image/png;base64,{text}")),
         )
     )
-    assert [each["images"][0].size for each in rows] == [(16, 12), (4, 4), (4, 4)]
+    assert [row["images"][0].size for row in rows] == [(16, 12), (4, 4), (4, 4)]
     small = base64.b64encode(packed(kind="JPEG")).decode()  # "/9j/...", which is no path of a root
     lines = base64.encodebytes(packed()).decode()
-    others = read(
+    small_rows = read(
         write(
-            folder, *(row(image=each) for each in (small, lines, f"DATA:image/png;base64,{text}"))
+            folder, *(row(image=image) for image in (small, lines, f"DATA:image/png;base64,{text}"))
         )
     )
     assert len(small) < 1024
-    assert [each["images"][0].size for each in others] == [(4, 4)] * 3
+    assert [row["images"][0].size for row in small_rows] == [(4, 4)] * 3
     assert rows[0]["prompt"] == [{"role": "user", "content": ASKED}]
     assert rows[0]["completion"] == [
         {"role": "assistant", "content": [{"type": "text", "text": "red"}]}
     ]
-    assert all(each["images"][0].getpixel((0, 0)) == RED for each in rows)
+    assert all(row["images"][0].getpixel((0, 0)) == RED for row in rows)
 
 
 def test_images_stand_where_the_texts_have_a_place_for_them(folder):
@@ -139,7 +139,7 @@ def test_images_stand_where_the_texts_have_a_place_for_them(folder):
     (made,) = read(write(folder, {"messages": chat, "images": ["red.png", "blue.png"]}))
     kinds = [part.get("text", "-") for part in made["messages"][0]["content"]]
     assert kinds == ["One ", "-", " and ", "-", "?"]
-    assert [each.getpixel((0, 0)) for each in made["images"]] == [RED, BLUE]
+    assert [image.getpixel((0, 0)) for image in made["images"]] == [RED, BLUE]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_step_may_make_images_of_pillow(folder):
 
 def test_rows_without_an_image_stand_beside_those_with_one(folder):
     rows = read(write(folder, row(images=["red.png"]), row(images=[])))
-    assert [len(each["images"]) for each in rows] == [1, 0]
+    assert [len(row["images"]) for row in rows] == [1, 0]
     assert rows[1]["prompt"][0]["content"] == ASKED[1:]
 
 
@@ -228,7 +228,7 @@ def test_an_empty_cell_is_no_image_and_hides_none(folder):
     (made,) = read(write(folder, row(images=[], image="red.png")))
     assert len(made["images"]) == 1
     (folder / "rows.csv").write_text("question,answer,image\nWhat?,red,red.png\nWhat?,red,\n")
-    assert [len(each["images"]) for each in read(folder / "rows.csv")] == [1, 0]
+    assert [len(row["images"]) for row in read(folder / "rows.csv")] == [1, 0]
 
 
 def test_any_turn_of_any_row_may_have_the_only_image(folder):
@@ -237,15 +237,15 @@ def test_any_turn_of_any_row_may_have_the_only_image(folder):
         [{"type": "image", "image": "red.png"}, {"type": "text", "text": "What is it?"}],
     ]
     turns = [
-        [{"role": "user", "content": each}, {"role": "assistant", "content": "red"}]
-        for each in asked
+        [{"role": "user", "content": turn}, {"role": "assistant", "content": "red"}]
+        for turn in asked
     ]
-    path = write(folder, *({"messages": each} for each in turns))
-    assert [len(each["images"]) for each in read(path, to="messages")] == [0, 1]
+    path = write(folder, *({"messages": talk} for talk in turns))
+    assert [len(row["images"]) for row in read(path, to="messages")] == [0, 1]
     node = {"_target_": LOADER, "path": path, "split": {"train": "train"}}
-    seen = check_dataset(node, "messages")
-    assert seen.media
-    assert not seen.faults
+    checked = check_dataset(node, "messages")
+    assert checked.media
+    assert not checked.faults
 
 
 # --- Bad images -----------------------------------------------------------------------------------
@@ -288,19 +288,19 @@ BAD = {
 
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_image_is_named_by_its_row(folder, kind):
-    content, found = BAD[kind]
+    content, finding = BAD[kind]
     if content is not None:
         (folder / "bad.png").write_bytes(content)
     rows = [row(image="red.png"), row(image="bad.png"), row(image="blue.png")]
     summary, fault = faults(write(folder, *rows))
     assert "1 of 3" in summary.found
-    assert fault.found.startswith(found)
+    assert fault.found.startswith(finding)
     assert fault.where.endswith("train row 1, images[0]")
     assert len(read(folder / "rows.jsonl", bad_rows="drop")) == 2
 
 
 @pytest.mark.parametrize(
-    ("own", "found"),
+    ("image", "finding"),
     [
         ({"images": ["red.png"] * 65}, "65 images in one row"),
         ({"images": ["red.png"], "question": "<image> or <image>?"}, "1 images, but 2 places"),
@@ -322,12 +322,12 @@ def test_a_bad_image_is_named_by_its_row(folder, kind):
         ),
     ],
 )
-def test_what_a_row_may_not_name(folder, own, found):
+def test_what_a_row_may_not_name(folder, image, finding):
     packed_file = folder.parent / "secret.png"
     packed_file.write_bytes(packed())
     (folder / "link.png").symlink_to(packed_file)
-    *_, fault = faults(write(folder, row(**own)))
-    assert fault.found.startswith(found)
+    *_, fault = faults(write(folder, row(**image)))
+    assert fault.found.startswith(finding)
     assert read(write(folder, row(images=["data/link.png"])), image_folder=str(folder.parent))[0][
         "images"
     ]
@@ -344,8 +344,8 @@ def test_large_files_plain_text_and_streams_are_refused(folder, monkeypatch):
     )
     (fault,) = refused(path, streaming=True)
     node = {"_target_": LOADER, "path": path, "split": {"train": "train"}, "streaming": True}
-    seen = check_dataset(node, "demonstration")  # before anything starts
-    assert [fault.fix] == [each.fix for each in seen.faults] == ["dataset.streaming=false"]
+    checked = check_dataset(node, "demonstration")  # before anything starts
+    assert [fault.fix] == [fault.fix for fault in checked.faults] == ["dataset.streaming=false"]
 
 
 def test_addresses_are_fetched_only_where_that_is_typed(folder):
@@ -365,10 +365,10 @@ def test_addresses_are_fetched_only_where_that_is_typed(folder):
     assert read(path, image_urls=True)[0]["images"][0].size == (4, 4)
     server.shutdown()
     server.server_close()
-    other = write(
+    local_rows = write(
         folder, row(image=f"http://127.0.0.1:{server.server_port}/b.png"), name="other.jsonl"
     )
-    assert "refused" in refused(other, image_urls=True)[-1].found
+    assert "refused" in refused(local_rows, image_urls=True)[-1].found
 
 
 def test_trainers_models_and_weights_that_know_no_images_say_so():
@@ -399,14 +399,14 @@ def test_trainers_models_and_weights_that_know_no_images_say_so():
 def test_a_fault_of_images_names_the_column_that_can_be_left_out(folder, column):
     path = write(folder, {column: "red.png", "question": "?", "answer": "!"})
     named = {"columns": {"images": column}} if column == "photo" else {}
-    seen = check_dataset({"_target_": LOADER, "path": str(path), **named}, "messages")
-    assert seen.faults == []
-    assert seen.media == {IMAGE: column}
+    checked = check_dataset({"_target_": LOADER, "path": str(path), **named}, "messages")
+    assert checked.faults == []
+    assert checked.media == {IMAGE: column}
     cfg = {
         "trainer": {"_target_": "trl.SFTTrainer", "images": True, "args": {}},
         "model": {"path": "a/b"},
     }
-    (fault,) = find_media_faults(cfg, IMAGE, is_read=False, column=seen.media[IMAGE])
+    (fault,) = find_media_faults(cfg, IMAGE, is_read=False, column=checked.media[IMAGE])
     assert f"dataset.without=[{column}]" in fault.fix
 
 
@@ -495,16 +495,16 @@ def test_answers_depend_on_the_image_and_not_on_what_is_beside_it(seeing):
         asked(RED),
     ]
     generator = TextGenerator(model, tokenizer, Sampling(5, temperature=0))
-    together = [each.log_probability for each in generator.complete_all(rows)]
-    alone = [generator.complete_all([each])[0].log_probability for each in rows]
+    together = [answer.log_probability for answer in generator.complete_all(rows)]
+    alone = [generator.complete_all([row])[0].log_probability for row in rows]
     assert together == pytest.approx(alone, abs=1e-4)
     assert together[0] == pytest.approx(together[3], abs=1e-4)
     assert abs(together[0] - together[2]) > 1e-4
-    known = [each | {"completion": [{"role": "assistant", "content": "red"}]} for each in rows]
+    answered = [row | {"completion": [{"role": "assistant", "content": "red"}]} for row in rows]
     reader = AnswerReader(model, tokenizer)
-    together = [sum(each) for each in reader.read(known).log_probs]
+    together = [sum(log_probs) for log_probs in reader.read(answered).log_probs]
     assert together == pytest.approx(
-        [sum(reader.read([each]).log_probs[0]) for each in known], abs=1e-4
+        [sum(reader.read([row]).log_probs[0]) for row in answered], abs=1e-4
     )
     assert abs(together[0] - together[2]) > 1e-4
 
@@ -524,17 +524,17 @@ def test_weights_that_are_saved_under_other_names_are_taken(seeing, kind, tmp_pa
         model = new_model(
             tokenizer, model_type=kind, num_attention_heads=2, num_key_value_heads=2, **sizes
         )
-    other = new_model(tokenizer, **KEYS, seed=1) if kind == "llava" else copy.deepcopy(model)
+    fresh = new_model(tokenizer, **KEYS, seed=1) if kind == "llava" else copy.deepcopy(model)
     with torch.no_grad():
-        [weight.zero_() for weight in other.parameters()]
+        [weight.zero_() for weight in fresh.parameters()]
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
-    assert set(saved) - set(other.state_dict())
-    report = other.load_state_dict(saved, strict=False)
+    assert set(saved) - set(fresh.state_dict())
+    report = fresh.load_state_dict(saved, strict=False)
     assert not report.missing_keys
     assert not report.unexpected_keys
     assert all(
-        torch.equal(weight, other.state_dict()[name]) for name, weight in model.state_dict().items()
+        torch.equal(weight, fresh.state_dict()[name]) for name, weight in model.state_dict().items()
     )
 
 
@@ -587,12 +587,12 @@ def test_a_run_that_goes_on_has_the_same_bits(train):
         "learning_rate=3e-3",
     )
     run = train(*words, "metric=none").run
-    whole = files_of(run.model)["model.safetensors"]
+    uninterrupted = files_of(run.model)["model.safetensors"]
     for folder in (run.model, run.checkpoints / "checkpoint-4"):
         shutil.rmtree(folder)
     run.set_status("running", step=2)
     assert train(*words, "metric=none").code == 0
-    assert files_of(run.model)["model.safetensors"] == whole
+    assert files_of(run.model)["model.safetensors"] == uninterrupted
 
 
 @pytest.mark.slow
@@ -628,7 +628,7 @@ def test_a_preview_shows_the_images(capsys, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "finding"),
     [
         (("trainer=ppo",), "rows with images, for PPOTrainer"),
         (("trainer=reward", "model=tiny", "reward=none"), "rows with images, for RewardTrainer"),
@@ -636,9 +636,9 @@ def test_a_preview_shows_the_images(capsys, tmp_path):
         (("trainer=sft", "weight=answers"), "whose tokens are made batch by batch"),
     ],
 )
-def test_what_takes_no_images_is_refused_before_the_start(words, found, capsys):
+def test_what_takes_no_images_is_refused_before_the_start(words, finding, capsys):
     assert main([*SMALL, *words, "--dry-run"]) == 2
-    assert found in capsys.readouterr().err
+    assert finding in capsys.readouterr().err
 
 
 def test_the_fingerprint_of_rows_is_that_of_their_images_wherever_these_are(folder, tmp_path):
@@ -669,16 +669,16 @@ def test_texts_and_images_are_mixed_and_a_part_says_what_reads_it(folder):
         json.dumps({"image": "red.png", "question": "What is it?", "answer": "red"})
     )
     (folder / "heard.jsonl").write_text(json.dumps({"question": "2+2?", "answer": "4"}))
-    own = {"_target_": LOADER, "_partial_": True}
-    parts = {name: own | {"path": str(folder / f"{name}.jsonl")} for name in ("heard", "seen")}
+    loader = {"_target_": LOADER, "_partial_": True}
+    parts = {name: loader | {"path": str(folder / f"{name}.jsonl")} for name in ("heard", "seen")}
     node = {"_target_": "runner.dataset.mix.mix_rows", "parts": parts}
     with pytest.raises(DataError, match="no _target_"):
         serve(node | {"parts": parts | {"lost": {"path": "rows.jsonl"}}}, to="messages")
     rows, _ = serve(node, to="messages")
-    found = sorted(
+    images = sorted(
         (len(row["images"]), json.dumps([row.get("messages"), row.get("prompt")])) for row in rows
     )
-    assert [count for count, _ in found] == [0, 1]
-    assert "2+2?" in found[0][1]
-    assert '"image"' not in found[0][1]
-    assert '"image"' in found[1][1]
+    assert [count for count, _ in images] == [0, 1]
+    assert "2+2?" in images[0][1]
+    assert '"image"' not in images[0][1]
+    assert '"image"' in images[1][1]

@@ -1,5 +1,6 @@
 """Other people's configurations: each becomes an experiment that composes, and every key is accounted for."""
 
+import itertools
 import json
 import re
 from importlib import import_module
@@ -64,12 +65,12 @@ class Imported:
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("menu")
-    known: dict[str, Imported] = {}
+    cache: dict[str, Imported] = {}
 
     def call(name: str) -> Imported:
-        if name not in known:
-            known[name] = Imported(SAMPLES / name, folder)
-        return known[name]
+        if name not in cache:
+            cache[name] = Imported(SAMPLES / name, folder)
+        return cache[name]
 
     return call
 
@@ -101,7 +102,8 @@ def test_a_sample_becomes_an_experiment_that_passes_the_check(imported, name):
 @pytest.mark.parametrize("name", FILES)
 def test_every_key_of_a_sample_is_accounted_for(imported, name):
     done = imported(name)
-    noted = {name for note in done.draft.notes for name in (note.key, note.key.partition(".")[0])}
+    noted = {note.key for note in done.draft.notes}
+    noted |= {key.partition(".")[0] for key in noted}
     silent = {key for key, value in done.reading.keys.items() if value is not None} - noted
     # What several keys say together is noted once.
     assert silent <= {"soft_cache_length"}
@@ -652,7 +654,7 @@ def test_a_script_of_trl_says_what_its_code_does(tmp_path, script, trainer, path
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("python online_dpo_vlm.py --model_name_or_path a/b", "from images learn"),
         ("swift infer --model a/b", "swift infer: a command that trains nothing"),
@@ -672,10 +674,10 @@ def test_a_script_of_trl_says_what_its_code_does(tmp_path, script, trainer, path
         ),
     ],
 )
-def test_a_command_that_trains_nothing_here_is_refused_by_name(tmp_path, text, said):
+def test_a_command_that_trains_nothing_here_is_refused_by_name(tmp_path, text, message):
     path = tmp_path / ("a.yaml" if ":" in text[:8] else "a.sh")
     path.write_text(f"{text}\n")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         translate(read_file(path), "a")
 
 
@@ -706,7 +708,8 @@ def test_trl_flags_count_more_than_the_file_that_they_name(imported):
 
 def test_a_reward_of_trl_has_the_settings_of_its_command_line(written):
     done = written(
-        "trl grpo --model_name_or_path a/b --dataset_name c/d --reward_funcs get_soft_overlong_punishment "
+        "trl grpo --model_name_or_path a/b --dataset_name "
+        "c/d --reward_funcs get_soft_overlong_punishment "
         "--max_completion_length 99 --num_generations 4",
         name="a.sh",
     )
@@ -739,17 +742,24 @@ def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
     ("text", "rate", "accumulated"),
     [
         (
-            "swift sft --model a/b --dataset hf::a/b#500 \\\n  --learning_rate 3e-5 \\\n  --max_length 99",
+            (
+                "swift sft --model a/b --dataset hf::a/b#500 \\\n"
+                "  --learning_rate 3e-5 \\\n  --max_length 99"
+            ),
             3e-5,
             16,
         ),
         (
-            "# don't \\\nswift sft --model a/b --dataset 'hf::a/b#500' --learning_rate 3e-5 # --max_length 1",
+            (
+                "# don't \\\nswift sft --model a/b --dataset "
+                "'hf::a/b#500' --learning_rate 3e-5 # --max_length 1"
+            ),
             3e-5,
             16,
         ),
         (
-            "n=2\nnodes=2\nNPROC_PER_NODE=$n swift sft --model a/b --dataset hf::a/b#500 --learning_rate 3e-5 "
+            "n=2\nnodes=2\nNPROC_PER_NODE=$n swift sft --model "
+            "a/b --dataset hf::a/b#500 --learning_rate 3e-5 "
             "--gradient_accumulation_steps $(expr 32 / $n / $nodes)",
             *(3e-5, 8),
         ),
@@ -759,7 +769,8 @@ def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
             *("${shell.command}", "${shell.expr}"),
         ),
         (
-            "OTHER='--max_length 99'\nFLAGS=(\n --learning_rate 3e-5 # it's\n)\nFLAGS+=(--seed $((2*3)))\n"
+            "OTHER='--max_length 99'\nFLAGS=(\n"
+            " --learning_rate 3e-5 # it's\n)\nFLAGS+=(--seed $((2*3)))\n"
             'swift sft --model a/b --dataset hf::a/b#500 $OTHER "${FLAGS[@]}" "$@"',
             *(3e-5, 16),
         ),
@@ -805,13 +816,16 @@ def test_what_somebody_wrote_does_not_steer_the_terminal(tmp_path, capsys, monke
     text = 'model_name_or_path: "org/\\e[31m"\ndataset_name: "\\u202ed"\n"a\\e[0m": 1\n'
     (tmp_path / "x.yaml").write_text(text)
     assert main(["import", str(tmp_path / "x.yaml"), "dialect=trl", "trainer=sft"]) == 0
-    said = capsys.readouterr().out
-    assert "a␛[0m" in said
-    assert not {"\x1b", "\u202e"} & {*said}
+    stdout = capsys.readouterr().out
+    assert "a␛[0m" in stdout
+    assert not {"\x1b", "\u202e"} & {*stdout}
 
 
 def test_what_somebody_wrote_neither_ends_a_comment_nor_hides_a_line_of_the_file(tmp_path):
-    text = 'model_name_or_path: a/b\ndataset_name: "\u202ed"\nloss_type: "x\\u0085allow: [os]\\u2028\\e[2K"\n'
+    text = (
+        'model_name_or_path: a/b\ndataset_name: "\u202ed"\n'
+        'loss_type: "x\\u0085allow: [os]\\u2028\\e[2K"\n'
+    )
     (tmp_path / "a\nallow: [os]\n.yaml").write_text(text + "custom\u202e: 1\n")
     made = Imported(tmp_path / "a\nallow: [os]\n.yaml", tmp_path, "sft")
     assert made.text == visible_lines(made.text)
@@ -838,7 +852,10 @@ def test_none_is_a_value(written):
         {"base_model": "a/b", "rl": "none", "datasets": [{"path": "a/b", "type": "alpaca"}]}
     )
     assert done.kinds("rl") == ["same by default"]
-    script = "swift sft --model a/b --dataset hf::a/b --split_dataset_ratio {} --learning_rate 1e-5 --warmup_ratio none"
+    script = (
+        "swift sft --model a/b --dataset hf::a/b --split_dataset_ratio "
+        "{} --learning_rate 1e-5 --warmup_ratio none"
+    )
     for share in ("none", "$SHARE"):
         assert written(script.format(share), name="b.sh").kinds("warmup_ratio") == [
             "same by default"
@@ -1282,18 +1299,18 @@ def test_each_row_of_a_table_can_be_followed(tool):
         for path in filter(None, (case.to, *case.also)):
             if path.startswith("trainer.args.") and "*" not in path:
                 name = path.split(".")[2]
-                assert any(name in parameters[each].parameters for each in wanted or trainers), path
+                assert any(
+                    name in parameters[trainer_name].parameters
+                    for trainer_name in wanted or trainers
+                ), path
     assert set(table.sections["first"]) | set(table.sections["then"]) <= table.keys.keys()
 
 
 @pytest.mark.parametrize("tool", sorted(find_dialects()))
 def test_no_key_has_two_rows_in_a_table(tool):
     section = find_dialects()[tool]
-    keys = [
-        key
-        for name in ("keys", "ignored", "no_equivalent", "same")
-        for key in section.get(name, {})
-    ]
+    tables = [section.get(name, {}) for name in ("keys", "ignored", "no_equivalent", "same")]
+    keys = list(itertools.chain(*tables))
     assert len(keys) == len(set(keys))
 
 
@@ -1403,10 +1420,10 @@ def test_a_launcher_says_the_machines(written, tmp_path):
 )
 def test_a_file_that_only_says_the_strategy_is_refused_with_the_words(capsys, name, words):
     assert main(["import", str(SAMPLES / name)]) == 2
-    said = capsys.readouterr().err
-    assert "and no training" in said
-    assert words in said
-    assert "without" not in said
+    stderr = capsys.readouterr().err
+    assert "and no training" in stderr
+    assert words in stderr
+    assert "without" not in stderr
 
 
 def test_a_strategy_that_does_not_go_with_the_rest_is_said_before_it_runs(
@@ -1460,9 +1477,9 @@ def test_it_writes_into_the_menu_of_this_folder_and_never_over_a_file(
     ],
 )
 def test_a_name_that_is_no_plain_one_is_refused(tmp_path, monkeypatch, capsys, word):
-    here = tmp_path / "a" / "b"
-    (here / "conf" / "experiment").mkdir(parents=True)
-    monkeypatch.chdir(here)
+    folder = tmp_path / "a" / "b"
+    (folder / "conf" / "experiment").mkdir(parents=True)
+    monkeypatch.chdir(folder)
     before = sorted(tmp_path.rglob("*"))
     assert main(["import", str(SAMPLES / "axolotl_dpo.yaml"), word]) == 2
     assert "letters, digits" in capsys.readouterr().err
@@ -1600,7 +1617,10 @@ PAIRS = {"model_name_or_path": "a/b", "dataset_name": "c/d", "beta": 0.1, "max_l
         ("rloo.yaml", "reward_funcs: [accuracy_reward]\n", "rloo"),
         (
             "a.yaml",
-            "reward_funcs: [accuracy_reward]\nmask_truncated_completions: true\nscale_rewards: batch\n",
+            (
+                "reward_funcs: [accuracy_reward]\n"
+                "mask_truncated_completions: true\nscale_rewards: batch\n"
+            ),
             "grpo",
         ),
     ],
@@ -1625,7 +1645,7 @@ def test_a_file_that_does_not_say_its_method_is_refused_with_a_word_that_works(t
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "said"),
+    ("text", "key", "message"),
     [
         (
             "A=1\nif [ $X = y ]; then\n  E='--use_peft'\nfi\ntrl sft --dataset_name c/d $E\n",
@@ -1646,11 +1666,11 @@ def test_a_file_that_does_not_say_its_method_is_refused_with_a_word_that_works(t
         ("swift sft --model Qwen/Qwen3.5-4B --dataset x.jsonl\n", "model", "language part alone"),
     ],
 )
-def test_what_a_script_leaves_open_is_said_once(tmp_path, text, key, said):
+def test_what_a_script_leaves_open_is_said_once(tmp_path, text, key, message):
     (tmp_path / "a.sh").write_text(text)
     draft = translate(read_file(tmp_path / "a.sh"), "a")
     (note,) = [note for note in draft.notes if note.key == key]
-    assert said in f"{note.target} {note.why}"
+    assert message in f"{note.target} {note.why}"
     assert not any(note.key == f"{key}.{key}" for note in draft.notes)
 
 

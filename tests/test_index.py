@@ -27,9 +27,9 @@ def group(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(index, "SETTLED_NANOSECONDS", 0)
     monkeypatch.setattr(page.plot_sweep, "sweep_pictures", lambda summary: [])
-    found = lay_sweep(tmp_path / "outputs" / "kl", SEEDS, logged=True)
+    laid_group = lay_sweep(tmp_path / "outputs" / "kl", SEEDS, logged=True)
     pause()
-    return found
+    return laid_group
 
 
 def pause() -> None:
@@ -54,11 +54,11 @@ def told(capsys, *words: str) -> tuple[str, dict[str, str]]:
 
 def without_index(group: Path, capsys) -> tuple[str, dict[str, str]]:
     """The same where there is no index; the index is put back."""
-    kept = (group / index.INDEX).read_bytes()
+    content = (group / index.INDEX).read_bytes()
     (group / index.INDEX).unlink()
-    found = told(capsys)
-    write_bytes(group / index.INDEX, kept)
-    return found
+    report = told(capsys)
+    write_bytes(group / index.INDEX, content)
+    return report
 
 
 def add(path: Path, text: str) -> None:
@@ -279,8 +279,8 @@ def test_names_that_are_no_utf_8_are_reported(group, capsys):
 )
 def test_wrong_words_are_told_in_four_beats(group, capsys, word):
     assert main(["report", "kl", word]) == 2
-    said = capsys.readouterr().err
-    assert all(beat in said for beat in ("found ", "expected ", "type "))
+    stderr = capsys.readouterr().err
+    assert all(beat in stderr for beat in ("found ", "expected ", "type "))
 
 
 def lay_silent(folder: Path, hours: float, lines: list | None = None) -> Path:

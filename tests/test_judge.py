@@ -1,5 +1,6 @@
 """Metrics and rewards on rows: which rows each is asked about, and what becomes of its answers."""
 
+import itertools
 import math
 
 import pytest
@@ -36,9 +37,9 @@ def test_each_completion_is_judged_with_the_columns_of_its_row():
     )
     assert asked == [([*"ccddgg"], ["abc"] * 2 + ["d"] * 2 + ["efg"] * 2)]
     assert sum(made) == 6
-    assert [(row["row"], row["sample"]) for row in figures.completions] == [
-        (r, n) for r in range(3) for n in range(2)
-    ]
+    assert [(row["row"], row["sample"]) for row in figures.completions] == list(
+        itertools.product(range(3), range(2))
+    )
     means = [
         sum(len(row["completion"]) for row in figures.completions if row["row"] == r) / 2
         for r in range(3)
@@ -46,7 +47,7 @@ def test_each_completion_is_judged_with_the_columns_of_its_row():
     mean = sum(means) / 3
     assert figures.scores == {"length": pytest.approx(mean)}
     # Samples of one prompt are no independent draws: the error is that of the means of the rows.
-    expected = math.sqrt(sum((each - mean) ** 2 for each in means) / 2 / 3)
+    expected = math.sqrt(sum((prompt_mean - mean) ** 2 for prompt_mean in means) / 2 / 3)
     assert figures.errors == {"length": pytest.approx(expected)}
     assert expected > 0
 
@@ -64,7 +65,7 @@ def test_a_metric_with_a_limit_sees_the_first_rows_and_one_for_all_has_no_error(
 
 def test_rewards_are_means_over_rows_and_may_not_apply():
     def score(completions, rows):
-        assert [each.row for each in completions] == [0, 0, 1, 1, 2, 2]
+        assert [completion.row for completion in completions] == [0, 0, 1, 1, 2, 2]
         assert rows[4] is ROWS[2]
         return [1.0, 2.0, 3.0, 3.0, 0.0, 0.0], {
             "one": [1.0, math.nan, 3.0, 3.0, math.nan, math.nan],
@@ -81,12 +82,12 @@ def test_rewards_are_means_over_rows_and_may_not_apply():
 
 @pytest.mark.parametrize("size", [None, 1])
 def test_known_answers_are_read_once_and_each_metric_sees_those_it_asks_for(size):
-    seen = {}
+    columns = {}
     made = []
 
     def asked(name, value):
-        def ask(label, scores, **given):
-            seen[name] = label
+        def ask(label, scores, **kwargs):
+            columns[name] = label
             return [value(score) for score in scores]
 
         return ask
@@ -107,7 +108,7 @@ def test_known_answers_are_read_once_and_each_metric_sees_those_it_asks_for(size
         letter_model(), letter_tokenizer(), batch_size=size, on_progress=made.append
     )
     figures = judge_answers(reader, KNOWN, metrics, is_scorer=False)
-    assert seen == {"right": [True, True], "all": [True, False, True], "first": [True]}
+    assert columns == {"right": [True, True], "all": [True, False, True], "first": [True]}
     assert sum(made) == 3
     assert 0 < figures.scores["all"] < 1
     assert figures.scores["first"] == int(figures.scores["first"])

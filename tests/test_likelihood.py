@@ -31,9 +31,9 @@ def model():
 def alone(model, ids, start):
     """The log-probabilities of a row's tokens from ``start`` on, one plain forward."""
     with torch.no_grad():
-        said = model.eval()(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        log_probs = model.eval()(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
     model.train()
-    return [said[place - 1, ids[place]].item() for place in range(start, len(ids))]
+    return [log_probs[place - 1, ids[place]].item() for place in range(start, len(ids))]
 
 
 def test_each_answer_is_read_as_if_it_were_alone(model, tokenizer):
@@ -41,19 +41,18 @@ def test_each_answer_is_read_as_if_it_were_alone(model, tokenizer):
         ROWS, keep={"shape": lambda logits, labels: tuple(logits.shape)}
     )
     assert model.training
-    for row, labels, said, shape in zip(
+    for row, labels, expected, shape in zip(
         ROWS, reading.labels, reading.log_probs, reading.kept["shape"], strict=True
     ):
         ids, start = to_ids(tokenizer, row)
         assert labels == ids[start:]
         assert shape == (len(labels), model.config.vocab_size)
-        assert said == pytest.approx(alone(model, ids, start), abs=1e-4)
+        assert expected == pytest.approx(alone(model, ids, start), abs=1e-4)
 
 
 def test_an_answer_is_what_training_would_learn(tokenizer):
-    answers = [
-        tokenizer.decode(ids[start:]) for ids, start in (to_ids(tokenizer, row) for row in ROWS)
-    ]
+    encoded = [to_ids(tokenizer, row) for row in ROWS]
+    answers = [tokenizer.decode(ids[start:]) for ids, start in encoded]
     end = tokenizer.eos_token
     closed = tokenizer.apply_chat_template(CHAT + ANSWER, tokenize=False)
     opened = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)

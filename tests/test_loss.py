@@ -72,9 +72,9 @@ def test_length_normalised_by_hand():
         **{"ref_chosen_logps": [-9.0], "ref_rejected_logps": [-4.5]},
         **{"chosen_lengths": [3], "rejected_lengths": [1]},
     }
-    given = {name: torch.tensor(values) for name, values in pairs.items()}
+    batch = {name: torch.tensor(values) for name, values in pairs.items()}
     expected = -torch.tensor(2.0 * (3.0 / 3 - 0.5 / 1)).sigmoid().log()
-    assert loss.length_normalised(**given, beta=2.0) == pytest.approx(expected.item())
+    assert loss.length_normalised(**batch, beta=2.0) == pytest.approx(expected.item())
 
 
 def test_margin_with_and_without_a_reference():
@@ -97,14 +97,14 @@ def test_simpo_is_what_the_file_of_cpo_says_to_type(tmp_path, monkeypatch):
     trainer = build_components(open_run(cfg, []), Stop()).trainer
     batch = next(iter(trainer.get_train_dataloader()))
     with torch.no_grad():
-        found = trainer.compute_loss(trainer.model.eval(), batch)
+        loss = trainer.compute_loss(trainer.model.eval(), batch)
         chosen, rejected = (
             _mean_log_prob(trainer.model, batch, side) for side in ("chosen", "rejected")
         )
     expected = -logsigmoid(
         trainer.args.beta * (chosen - rejected) - trainer.args.simpo_gamma
     ).mean()
-    assert found.item() == pytest.approx(expected.item(), rel=1e-4)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
 
 
 def _mean_log_prob(model, batch, side):
@@ -113,17 +113,19 @@ def _mean_log_prob(model, batch, side):
     )
     logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
     labels = labels[:, 1:]
-    each = -cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
-    return each.sum(-1) / (labels != -100).sum(-1)
+    token_losses = -cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(
+        labels
+    )
+    return token_losses.sum(-1) / (labels != -100).sum(-1)
 
 
 # --- How a loss is called -----------------------------------------------------------------------
 
 
 def test_a_loss_is_given_what_it_names():
-    given = {"log_probs": 1, "entropy": 2}
-    assert call_loss(lambda entropy: entropy, **given) == 2
-    assert call_loss(lambda **all_of_it: all_of_it, **given) == given
+    offered = {"log_probs": 1, "entropy": 2}
+    assert call_loss(lambda entropy: entropy, **offered) == 2
+    assert call_loss(lambda **all_of_it: all_of_it, **offered) == offered
     assert (
         call_loss(
             torch.nn.CrossEntropyLoss(),
@@ -237,11 +239,11 @@ def test_what_our_classes_read_of_a_trainer_is_there(option):
 
 
 def test_fields_that_a_loss_or_weights_exclude_are_fields_of_a_trainer():
-    known = {name for option in KINDS for name in read_signature(targets_of(option)[1]).parameters}
-    assert {*OWN_LOSS, *UNWEIGHABLE} - known == set()
-    choices = {
-        text for option in KINDS for text in choices_compared(targets_of(option)[0], "loss_type")
-    }
+    configs = [read_signature(targets_of(option)[1]) for option in KINDS]
+    fields = set().union(*(config.parameters for config in configs))
+    assert {*OWN_LOSS, *UNWEIGHABLE} - fields == set()
+    trainers = [targets_of(option)[0] for option in KINDS]
+    choices = set().union(*(choices_compared(trainer, "loss_type") for trainer in trainers))
     assert {"dft", "nll", "sigmoid"} <= choices
     assert "kto" in choices_compared("trl.KTOTrainer", "loss_type")
 
@@ -304,10 +306,10 @@ def test_a_trainer_that_nobody_knows_takes_no_loss_and_everything_else(own_train
     assert main(words) == 0
     capsys.readouterr()
     assert main([*words, {"loss": "loss=focal", "weight": "weight=answers"}[group]]) == 2
-    said = capsys.readouterr().err
-    assert "Fresh takes none: it computes its loss in its own way" in said
+    stderr = capsys.readouterr().err
+    assert "Fresh takes none: it computes its loss in its own way" in stderr
     able = {"loss": "sft, dpo, kto, orpo, cpo, reward, ppo", "weight": "sft, dpo, kto"}[group]
-    assert f"one of these trainers: {able}\n" in said
+    assert f"one of these trainers: {able}\n" in stderr
 
 
 # --- What is refused before anything loads ------------------------------------------------------
@@ -315,7 +317,7 @@ def test_a_trainer_that_nobody_knows_takes_no_loss_and_everything_else(own_train
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("trainer=grpo", "loss=focal"), "learns from rewards"),
         (("trainer=ppo", "loss=focal"), "does not ask for advantages"),
@@ -346,9 +348,9 @@ def test_a_trainer_that_nobody_knows_takes_no_loss_and_everything_else(own_train
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_a_fault_is_found_before_anything_loads(capsys, words, said):
+def test_a_fault_is_found_before_anything_loads(capsys, words, message):
     assert main([*words, "metric=none"]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_run_without_a_loss_has_the_key_that_it_had():
@@ -464,12 +466,14 @@ TWINS = [
 )
 def test_a_loss_that_is_that_of_the_trainer_trains_as_it_does(train, mine, words, ours, is_exact):
     theirs = train(*words.split(), *SMALL, name="theirs")
-    own = train(*words.split(), *ours.split(), "allow=[my_losses]", *SMALL, name="own")
-    assert losses(own) == (losses(theirs) if is_exact else pytest.approx(losses(theirs), rel=1e-5))
-    logged = [{name for name in done.lines[1] if "/" in name} for done in (theirs, own)]
+    custom = train(*words.split(), *ours.split(), "allow=[my_losses]", *SMALL, name="own")
+    assert losses(custom) == (
+        losses(theirs) if is_exact else pytest.approx(losses(theirs), rel=1e-5)
+    )
+    logged = [{name for name in done.lines[1] if "/" in name} for done in (theirs, custom)]
     assert logged[0] == logged[1], "the trainer's own metrics stay"
     if is_exact:
-        assert weights(own) == weights(theirs)
+        assert weights(custom) == weights(theirs)
 
 
 @pytest.mark.slow
@@ -483,22 +487,22 @@ def test_a_loss_of_ppo_that_is_one_number_is_refused(train, mine, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", GIVES)
 def test_each_trainer_gives_what_the_check_says(train, mine, kind, tmp_path):
-    name = next(name for name, own in KINDS.items() if own == kind)
+    name = next(name for name, options in KINDS.items() if options == kind)
     assert losses(
         train(f"trainer={name}", "loss._target_=my_losses.every", "allow=[my_losses]", *SMALL)
     )
-    seen = set(json.loads((tmp_path / "given.json").read_text()))
+    names = set(json.loads((tmp_path / "given.json").read_text()))
     # Logits and the outputs of the whole batch cost memory, and are there only for a loss that
     # names them.
     costly = {"logits", "outputs", "labels", "num_items_in_batch"} if kind == "tokens" else set()
-    assert seen == (set(GIVES[kind]) - costly) | ({"target"} if kind in ALSO_GIVES else set())
+    assert names == (set(GIVES[kind]) - costly) | ({"target"} if kind in ALSO_GIVES else set())
 
 
 @pytest.mark.slow
 def test_the_loss_counts_tokens_over_all_micro_batches(train):
     """As many rows a step in one, two and four micro-batches of unlike lengths: one and the same loss."""
     sizes = [(16, 1), (8, 2), (4, 4)]
-    found = [
+    totals = [
         losses(
             train(
                 *(
@@ -515,8 +519,8 @@ def test_the_loss_counts_tokens_over_all_micro_batches(train):
         )
         for size, rounds in sizes
     ]
-    assert found[1] == pytest.approx(found[0], rel=2e-5)
-    assert found[2] == pytest.approx(found[0], rel=2e-5)
+    assert totals[1] == pytest.approx(totals[0], rel=2e-5)
+    assert totals[2] == pytest.approx(totals[0], rel=2e-5)
 
 
 @pytest.mark.grid(2)

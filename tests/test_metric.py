@@ -45,11 +45,8 @@ CASES = [
 def test_a_target_names_the_module_that_defines_it(group):
     """So that the YAML says which file to open."""
     options = (Path(__file__).parent.parent / "conf" / group).glob("*.yaml")
-    targets = {
-        found
-        for file in options
-        for found in re.findall(r"_target_: (runner\S+)", file.read_text())
-    }
+    text = "\n".join(file.read_text() for file in options)
+    targets = set(re.findall(r"_target_: (runner\S+)", text))
     assert len(targets) > 10
     for target in targets:
         module, _, name = target.rpartition(".")
@@ -81,9 +78,9 @@ def by_pairs(scores, labels):
     """AUC as it is defined: over all pairs of a right and a wrong row, a tie counting half."""
     right = [score for score, label in zip(scores, labels, strict=True) if label]
     wrong = [score for score, label in zip(scores, labels, strict=True) if not label]
-    wins = [
-        1.0 if one > other else 0.5 if one == other else 0.0 for one in right for other in wrong
-    ]
+    wins = []
+    for positive, negative in itertools.product(right, wrong):
+        wins.append((positive > negative) + 0.5 * (positive == negative))
     return sum(wins) / len(wins)
 
 
@@ -187,15 +184,15 @@ def test_figures_against_references_are_those_of_the_libraries():
     pytest.importorskip("rouge_score")
     from runner.metric.reference import bleu, chrf, rouge
 
-    said = ["the cat sat on the mat", "a dog", "not counted"]
-    known = ["the cat sat on the mat", "a dog", None]
-    assert bleu(said, reference=known) == pytest.approx(100)
-    assert chrf(said, reference=known) == pytest.approx(100)
-    assert rouge(said, reference=known) == [1.0, 1.0, None]
+    answers = ["the cat sat on the mat", "a dog", "not counted"]
+    references = ["the cat sat on the mat", "a dog", None]
+    assert bleu(answers, reference=references) == pytest.approx(100)
+    assert chrf(answers, reference=references) == pytest.approx(100)
+    assert rouge(answers, reference=references) == [1.0, 1.0, None]
     # The shares of words, pairs, triples and fours of words that are in the reference, without a
     # penalty for length.
-    found = bleu(["the cat sat on a mat"], reference=["the cat sat on the mat"])
-    assert found == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
+    score = bleu(["the cat sat on a mat"], reference=["the cat sat on the mat"])
+    assert score == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
     # The longest common subsequence is "the cat the mat": 4 of 5 words said, 4 of 6 known.
     assert rouge(["the cat ate the mat"], reference=["the cat sat on the mat"]) == [
         pytest.approx(2 * 4 / (5 + 6))

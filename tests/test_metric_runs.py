@@ -140,11 +140,9 @@ def shop(path):
 
 
 def test_auc_within_users_on_several_sets_each_with_its_own_metrics(train, tmp_path):
-    words = tuple(
-        f"metric.{name}.{key}={value}"
-        for name in ("auc", "grouped_auc", "accuracy")
-        for key, value in (("positive", "great"), ("preprocess.negative", "bad"))
-    )
+    words = ()
+    for name in ("auc", "grouped_auc", "accuracy"):
+        words += (f"metric.{name}.positive=great", f"metric.{name}.preprocess.negative=bad")
     sets = (
         "dataset.split.train=train[:48]",
         "dataset.split.eval={one: 'train[48:72]', two: 'train[72:]'}",
@@ -188,7 +186,7 @@ def test_samples_of_several_sets_stay_apart(train):
 def test_metrics_change_nothing_of_the_training(train):
     words = ("trainer=grpo", "trainer.args.max_completion_length=8", *SMALL, *EVERY_TWO)
     done = [train(*words, f"metric={metric}", name=metric) for metric in ("none", "exact")]
-    first, second = ((each.run.model / "model.safetensors").read_bytes() for each in done)
+    first, second = ((trained.run.model / "model.safetensors").read_bytes() for trained in done)
     assert first == second
 
 
@@ -209,10 +207,10 @@ REFUSED = [
 
 @pytest.mark.grid(3)
 @pytest.mark.parametrize(
-    ("words", "found"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
+    ("words", "finding"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_a_metric_that_cannot_be_computed_is_a_fault_of_the_configuration(
-    train, words, found, capsys
+    train, words, finding, capsys
 ):
     assert train(*words).code == 2
-    assert found in capsys.readouterr().err
+    assert finding in capsys.readouterr().err

@@ -186,7 +186,7 @@ def test_checks_and_the_loaded_model_have_the_overridden_config():
     assert "does not fit the shapes" in fault.found
     assert (fault.where, fault.fix) == ("model.config", "leave model.config.hidden_size out")
     for config in ({"num_hidden_layers": 5}, {"num_key_value_heads": 3}):
-        assert {each.where for each in of_model(config=config)} == {"model.config"}
+        assert {fault.where for fault in of_model(config=config)} == {"model.config"}
     with pytest.raises(ConfigError, match=r"leave model\.config\.hidden_act out"):
         load(config={"hidden_act": "nope"})
     model = load(config={"rope_parameters": YARN, "attention_dropout": 0.1}, head="score")
@@ -301,7 +301,7 @@ WARNED = (
     "ignore:Setting `save_embedding_layers`:UserWarning",
     r"ignore:The following \w+_pattern:RuntimeWarning",
 )
-pytestmark = [pytest.mark.filterwarnings(each) for each in WARNED]
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in WARNED]
 
 
 @pytest.fixture
@@ -353,10 +353,10 @@ def test_an_adapter_with_new_tokens_loads_elsewhere_and_is_the_reference_of_what
     again = load_file(folder / "adapter_model.safetensors")
     assert all(torch.equal(weight, again[name]) for name, weight in weights.items())
     assert main(["export", str(done.run), f"to={tmp_path / 'export'}"]) == 0
-    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
-    for other in (AutoPeftModelForCausalLM.from_pretrained(folder), load(folder)):
-        assert isinstance(other, PeftModel)
-        assert torch.allclose(logits(other), logits(whole), atol=1e-4)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    for loaded in (AutoPeftModelForCausalLM.from_pretrained(folder), load(folder)):
+        assert isinstance(loaded, PeftModel)
+        assert torch.allclose(logits(loaded), logits(merged), atol=1e-4)
     # The alarm of the first step's margin would end it where the reference lacks the trained rows.
     assert train("trainer=dpo", rows, f"model={folder}", *QUICK, name="dpo").code == 0
 
@@ -400,8 +400,8 @@ def test_experts_in_lora_are_trained_by_ppo_and_merge(train, rows, experts, tmp_
     )
     assert main(["export", str(done.run), f"to={tmp_path / 'export'}"]) == 0
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
-    own = load(done.run.model)
-    assert torch.allclose(logits(own), logits(merged), atol=1e-4)
+    trained = load(done.run.model)
+    assert torch.allclose(logits(trained), logits(merged), atol=1e-4)
     assert not torch.equal(
         logits(
             get_peft_model(
@@ -415,5 +415,5 @@ def test_experts_in_lora_are_trained_by_ppo_and_merge(train, rows, experts, tmp_
                 )
             )
         ),
-        logits(own),
+        logits(trained),
     )

@@ -49,10 +49,10 @@ def test_a_hub_that_never_answers_is_waited_for_in_one_line(address, here, monke
     began = time.monotonic()
     assert main([*WORDS, "model=qwen2_5_0_5b"]) == 5
     assert time.monotonic() - began < 60
-    said = capsys.readouterr()
-    assert said.out == f"waiting   for {address}, at most 0 s\n"
-    assert said.err.count("is not in the cache") == 2
-    assert "model.tokenizer" not in said.err
+    streams = capsys.readouterr()
+    assert streams.out == f"waiting   for {address}, at most 0 s\n"
+    assert streams.err.count("is not in the cache") == 2
+    assert "model.tokenizer" not in streams.err
     assert not (here / "outputs").exists()
 
 
@@ -65,9 +65,9 @@ def test_a_hub_that_is_not_there_is_told_at_once(here, monkeypatch, capsys):
     assert main(["predict", "model=hub", "model.path=no/where", "file=x.jsonl"]) == 5
     assert main(["preview", *WORDS]) == 5
     assert main(["rehearse", *WORDS]) == 5
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("127.0.0.1:9 is not reachable") == 4
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert streams.err.count("127.0.0.1:9 is not reachable") == 4
     assert not (here / "outputs").exists()
 
 
@@ -75,15 +75,15 @@ def test_ctrl_c_ends_the_wait_at_once(address, here, monkeypatch):
     """Of half an hour; the signal comes when the line says that it waits."""
     monkeypatch.setattr(hub, "MAX_SECONDS", 1800)
     monkeypatch.setattr(hub, "QUIET_SECONDS", 0.01)
-    said = []
+    told = []
 
     def interrupt(*words, **how):
-        said.append(words)
+        told.append(words)
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(hub, "print", interrupt, raising=False)
     assert main([*WORDS]) == 130
-    assert "waiting" in str(said[0])
+    assert "waiting" in str(told[0])
     assert not (here / "outputs").exists()
 
 
@@ -127,8 +127,8 @@ def test_an_address_that_is_none_and_an_answer_that_is_none_are_no_answer(monkey
 
         threading.Thread(target=serve, daemon=True).start()
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
-        for each in (address, "http://host:port", "http://[::1", "nothing", "http://a b"):
-            monkeypatch.setenv("HF_ENDPOINT", each)
+        for endpoint in (address, "http://host:port", "http://[::1", "nothing", "http://a b"):
+            monkeypatch.setenv("HF_ENDPOINT", endpoint)
             monkeypatch.setenv("no_proxy", "*")
             assert "is not reachable" in hub.hub_silence()
             assert "\x1b" not in hub.hub_silence()
@@ -178,9 +178,9 @@ def test_the_password_of_an_address_is_not_said(address, monkeypatch, capsys):
     monkeypatch.setattr(hub, "QUIET_SECONDS", 0.01)
     monkeypatch.setenv("HF_ENDPOINT", address.replace("//", "//me:hunter2@"))
     assert main([*WORDS]) == 5
-    said = capsys.readouterr()
-    assert "waiting" in said.out
-    assert "hunter2" not in said.out + said.err
+    streams = capsys.readouterr()
+    assert "waiting" in streams.out
+    assert "hunter2" not in streams.out + streams.err
 
 
 @pytest.mark.skipif(not find_spec("bitsandbytes"), reason="bitsandbytes is not installed")

@@ -28,31 +28,31 @@ def build(groups, **settings):
         torch.optim.AdamW, weights.items(), settings=settings, groups=groups, decayed=DECAYED
     )
     names = {id(weight): name for name, weight in weights.items()}
-    return {
-        names[id(weight)]: (group["lr"], group["weight_decay"])
-        for group in made.param_groups
-        for weight in group["params"]
-    }
+    settings = {}
+    for group in made.param_groups:
+        for weight in group["params"]:
+            settings[names[id(weight)]] = (group["lr"], group["weight_decay"])
+    return settings
 
 
 def test_without_groups_only_biases_and_norms_escape_the_decay():
-    found = build({})
-    assert found.pop("model.layer.0.bias") == (0.1, 0.0)
-    assert set(found.values()) == {(0.1, 0.01)}
+    groups = build({})
+    assert groups.pop("model.layer.0.bias") == (0.1, 0.0)
+    assert set(groups.values()) == {(0.1, 0.01)}
 
 
 def test_the_first_pattern_that_fits_counts():
-    found = build(
+    groups = build(
         {
             "embed": {"lr": 0.5},
             r"layer\.1|embed": {"lr_ratio": 16, "weight_decay": 0.3},
             "bias": {"weight_decay": 1.0},
         }
     )
-    assert found["model.embed.weight"] == (0.5, 0.01)
-    assert found["model.layer.1.lora_B.weight"] == (pytest.approx(1.6), 0.3)
-    assert found["model.layer.0.bias"] == (0.1, 1.0)
-    assert found["model.layer.0.weight"] == (0.1, 0.01)
+    assert groups["model.embed.weight"] == (0.5, 0.01)
+    assert groups["model.layer.1.lora_B.weight"] == (pytest.approx(1.6), 0.3)
+    assert groups["model.layer.0.bias"] == (0.1, 1.0)
+    assert groups["model.layer.0.weight"] == (0.1, 0.01)
 
 
 def test_frozen_weights_are_left_out():
@@ -75,7 +75,7 @@ def test_every_pattern_that_fits_nothing_is_a_fault():
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("optimizer.groups={embed: {lr_rato: 0.1}}", "lr_ratio"),
         ("optimizer.groups={embed: 0.1}", "settings of the optimizer"),
@@ -86,9 +86,9 @@ def test_every_pattern_that_fits_nothing_is_a_fault():
         ("optimizer.scheduler._target_=os.system", "optimizer.scheduler._target_"),
     ],
 )
-def test_a_fault_is_found_before_anything_loads(capsys, word, said):
+def test_a_fault_is_found_before_anything_loads(capsys, word, message):
     assert main(["optimizer=adamw", word]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 # --- Muon, and what other packages bring --------------------------------------------------------
@@ -106,8 +106,10 @@ def test_muon_has_the_matrices_inside_and_adamw_the_rest():
     made = build_optimizer(Muon, weights.items(), settings=settings, groups={}, decayed=())
     inner, outer, rest = made.param_groups
     names = {id(weight): name for name, weight in weights.items()}
-    found = [[names[id(weight)] for weight in group["params"]] for group in (inner, outer, rest)]
-    assert found == [
+    group_names = [
+        [names[id(weight)] for weight in group["params"]] for group in (inner, outer, rest)
+    ]
+    assert group_names == [
         ["layers.0.q_proj.weight"],
         ["model.embed_tokens.weight", "lm_head"],
         ["norm.weight"],
@@ -135,7 +137,8 @@ def test_muon_has_the_matrices_inside_and_adamw_the_rest():
 def test_what_an_optimizer_keeps_beside_tensors_is_read_again(tmp_path, monkeypatch):
     (tmp_path / "galore_torch").mkdir()
     (tmp_path / "galore_torch" / "__init__.py").write_text(
-        "import torch\nfrom galore_torch.galore_projector import GaLoreProjector\nclass GaLore(torch.optim.SGD): pass\n"
+        "import torch\nfrom galore_torch.galore_projector import GaLoreProjector\n"
+        "class GaLore(torch.optim.SGD): pass\n"
     )
     (tmp_path / "galore_torch" / "galore_projector.py").write_text(
         "class GaLoreProjector:\n    rank = 1\n"
@@ -155,7 +158,7 @@ def test_what_an_optimizer_keeps_beside_tensors_is_read_again(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (("optimizer=galore",), 5, "pip install galore-torch"),
         (("optimizer=apollo",), 5, "pip install apollo-torch"),
@@ -170,13 +173,13 @@ def test_what_an_optimizer_keeps_beside_tensors_is_read_again(tmp_path, monkeypa
         (("optimizer=adamw", "optimizer.groups={norm: {rank: 1}}"), 2, "no such setting"),
     ],
 )
-def test_what_is_missing_is_told_at_the_start(capsys, monkeypatch, words, code, said):
+def test_what_is_missing_is_told_at_the_start(capsys, monkeypatch, words, code, message):
     absent = ("galore_torch", "apollo_torch", "adam_mini")
     monkeypatch.setattr(
         libraries, "find_spec", lambda name: None if name in absent else find_spec(name)
     )
     assert main([*words, "metric=none", "--dry-run"]) == code
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 # --- Through the command ------------------------------------------------------------------------
@@ -225,7 +228,10 @@ def test_an_optimizer_trains(train, words):
     assert all(line["grad_norm"] > 0 for line in done.lines if line["step"])
 
 
-LINEAR = "optimizer.scheduler._target_=torch.optim.lr_scheduler.LinearLR optimizer.scheduler.start_factor=0.5"
+LINEAR = (
+    "optimizer.scheduler._target_=torch.optim.lr_scheduler.LinearLR "
+    "optimizer.scheduler.start_factor=0.5"
+)
 WITH_WARMUP = "optimizer.scheduler._target_=transformers.get_linear_schedule_with_warmup"
 
 

@@ -18,9 +18,11 @@ ROWS = [[3, 1, 4, 1, 5, 9, 2], [6], [5, 3, 5, 8, 9]]
 def read(trunk, ids, **kwargs):
     """The states of every token of some rows, and the gradient that their squares give the trunk."""
     trunk.zero_grad()
-    found = last_hidden_states(trunk, torch.tensor(ids), torch.arange(sum(map(len, ids))), **kwargs)
-    found.square().sum().backward()
-    return found.detach(), {name: weight.grad.clone() for name, weight in trunk.named_parameters()}
+    hidden = last_hidden_states(
+        trunk, torch.tensor(ids), torch.arange(sum(map(len, ids))), **kwargs
+    )
+    hidden.square().sum().backward()
+    return hidden.detach(), {name: weight.grad.clone() for name, weight in trunk.named_parameters()}
 
 
 @pytest.mark.parametrize(
@@ -33,11 +35,11 @@ def test_rows_end_to_end_are_as_they_are_alone(kind, rows):
     assert make_padding_free(trunk)
     line = to_line_arguments(list(map(len, rows)), trunk.device)
     together, gradient = read(trunk, [list(itertools.chain(*rows))], **line)
-    assert torch.allclose(together, torch.cat([found for found, _ in alone]), atol=1e-5)
-    for name, found in gradient.items():
-        assert torch.allclose(found, sum(each[name] for _, each in alone), atol=1e-3, rtol=1e-4), (
-            name
-        )
+    assert torch.allclose(together, torch.cat([hidden for hidden, _ in alone]), atol=1e-5)
+    for name, joined in gradient.items():
+        assert torch.allclose(
+            joined, sum(gradients[name] for _, gradients in alone), atol=1e-3, rtol=1e-4
+        ), name
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
@@ -91,7 +93,7 @@ def test_a_model_that_raises_is_left_as_it_was(monkeypatch):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("case", [{}, {"peft_config": lora()}, {"critic": "head"}])
 def test_the_update_is_that_of_padded_rows(tmp_path, case):
-    found = []
+    updates = []
     for padding_free in (True, False):
         trainer = letter_trainer(tmp_path, optim="sgd", learning_rate=0.3, **case)
         assert trainer.padding_free
@@ -102,8 +104,8 @@ def test_the_update_is_that_of_padded_rows(tmp_path, case):
         )
         trainer.train()
         assert any(told) == padding_free
-        found.append(weights(trainer))
-    assert farthest(*found) < 1e-4
+        updates.append(weights(trainer))
+    assert farthest(*updates) < 1e-4
 
 
 def test_what_is_saved_knows_nothing_of_it(tmp_path):

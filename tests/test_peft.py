@@ -2,6 +2,7 @@
 trainer measures from that start.
 """
 
+import itertools
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,9 +108,9 @@ def dtype_for(option: str, head: str) -> str:
 
 def build_trainer(kind: str, model, path: Path, config=None, reference=None, **settings):
     """A trainer that takes one step on four rows."""
-    trainer, arguments, rows, more = TRAINERS[kind]
+    trainer, arguments, rows, arguments_of_kind = TRAINERS[kind]
     if reference is not None:
-        more = more | {"ref_model": reference}
+        arguments_of_kind = arguments_of_kind | {"ref_model": reference}
     args = arguments(
         output_dir=str(path / "out"),
         max_steps=1,
@@ -131,7 +132,7 @@ def build_trainer(kind: str, model, path: Path, config=None, reference=None, **s
             train_dataset=Dataset.from_list(rows),
             processing_class=load_tokenizer(str(path)),
             peft_config=config,
-            **more,
+            **arguments_of_kind,
         )
 
 
@@ -175,9 +176,9 @@ def take_step(kind: str, model, path: Path, config=None, **settings):
 def distance(log: dict) -> float:
     """How far policy and reference are apart in the first step, by what the trainer logs."""
     names = ("rewards/margins", "rewards/chosen", "rewards/rejected", "kl", "objective/kl")
-    found = [abs(log[name]) for name in names if name in log]
-    assert found
-    return max(found)
+    figures = [abs(log[name]) for name in names if name in log]
+    assert figures
+    return max(figures)
 
 
 @torch.no_grad()
@@ -267,16 +268,16 @@ def test_other_architectures_start_at_their_reference(option, architecture, fold
 @pytest.mark.slow
 def test_options_know_what_they_do_to_the_start(folder):
     """The rules against the facts: with the adapter switched off, and switched on."""
-    whole = answer(load(folder), folder)
+    answers_of_base = answer(load(folder), folder)
     for option in OPTIONS:
         node, quantization = read_option(option)
         if not node or quantization or "peft." not in node["_target_"]:
             continue
         model, config = build_tuner(AdapterPart.read_chosen(node), load(folder), "lm")
         model = peft.get_peft_model(model, config)
-        moved = (answer(model, folder) - whole).abs().max() > 1e-3
+        moved = (answer(model, folder) - answers_of_base).abs().max() > 1e-3
         with model.disable_adapter():
-            changed = (answer(model, folder) - whole).abs().max() > 1e-3
+            changed = (answer(model, folder) - answers_of_base).abs().max() > 1e-3
         assert (moves_start(config), changes_base(config)) == (moved, changed), option
 
 
@@ -313,8 +314,8 @@ STARTS = ["full", "moved", "lora", "loaded", "pissa", "loaded pissa"]
     # Of those that are given a reference, and of those that make one, one from everywhere and the
     # others from two.
     [
-        *((kind, start) for kind in ("dpo", "grpo") for start in STARTS),
-        *((kind, start) for kind in ("kto", "rloo", "online_dpo") for start in ("moved", "loaded")),
+        *itertools.product(("dpo", "grpo"), STARTS),
+        *itertools.product(("kto", "rloo", "online_dpo"), ("moved", "loaded")),
     ],
 )
 def test_the_reference_is_the_start_model(kind, start, folder, tmp_path):
@@ -446,19 +447,19 @@ def test_adapters_that_cannot_work_are_refused_before_a_trainer_is_built(folder,
     def config(**how):
         return peft.LoraConfig(task_type="CAUSAL_LM", **how)
 
-    whole = load(folder)
-    check_adapter(whole, None)
-    check_adapter(whole, config(target_modules=["q_proj", "mlp.up_proj"]))
+    base = load(folder)
+    check_adapter(base, None)
+    check_adapter(base, config(target_modules=["q_proj", "mlp.up_proj"]))
     assert faults_of(load(save_adapter(folder, tmp_path)), config()) == [
         ("peft", "peft=none, or model.merge=true")
     ]
-    assert faults_of(whole, config(init_lora_weights="pissa_niter_4")) == [
+    assert faults_of(base, config(init_lora_weights="pissa_niter_4")) == [
         ("peft.init_lora_weights", "peft.init_lora_weights=pissa")
     ]
     adaptive = peft.AdaLoraConfig(task_type="CAUSAL_LM", total_step=10, tinit=2, tfinal=2)
-    assert faults_of(whole, adaptive) == [("peft", "peft=lora")]
+    assert faults_of(base, adaptive) == [("peft", "peft=lora")]
     assert (
-        faults_of(whole, config(target_modules=["q_proj", "query", "k"]))
+        faults_of(base, config(target_modules=["q_proj", "query", "k"]))
         == [("peft.target_modules", "peft.target_modules=all-linear")] * 2
     )
 

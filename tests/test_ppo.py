@@ -1,5 +1,6 @@
 """One PPO update: its arithmetic against numbers worked by hand, and what must not change it."""
 
+import itertools
 import math
 import statistics
 
@@ -82,8 +83,10 @@ def set_advantages(trainer, rollout):
 )
 def test_advantages_worked_by_hand(rewards, values, gamma, lam, advantages):
     mask = torch.ones(1, len(rewards), dtype=torch.bool)
-    found, returns = generalised_advantages(double(rewards), double(values), mask, gamma, lam)
-    assert found[0].tolist() == pytest.approx(advantages, abs=1e-9)
+    advantages_found, returns = generalised_advantages(
+        double(rewards), double(values), mask, gamma, lam
+    )
+    assert advantages_found[0].tolist() == pytest.approx(advantages, abs=1e-9)
     assert returns[0].tolist() == pytest.approx(
         [a + v for a, v in zip(advantages, values, strict=True)], abs=1e-9
     )
@@ -122,9 +125,9 @@ def test_kl_estimates_have_schulmans_bias_and_spread():
         ("k2", 0.002, 1.42, 0.01),
         ("k3", 0, 1.42, 0.01),
     ):
-        found = kl_estimate(logprobs, reference, name)
-        assert found.mean() / true - 1 == pytest.approx(bias, abs=least), name
-        assert found.std() / true == pytest.approx(spread, rel=0.01), name
+        estimate = kl_estimate(logprobs, reference, name)
+        assert estimate.mean() / true - 1 == pytest.approx(bias, abs=least), name
+        assert estimate.std() / true == pytest.approx(spread, rel=0.01), name
     assert kl_estimate(logprobs, reference, "k3").min() >= 0
 
 
@@ -135,9 +138,9 @@ def test_whitening_worked_by_hand():
     deviation = math.sqrt(14 / 3)
     shifted = [[-2 / deviation, -1 / deviation, 0], [0, 3 / deviation, 0]]
     assert whiten(values, mask).tolist() == [pytest.approx(row, abs=1e-7) for row in shifted]
-    kept = [[3 - 2 / deviation, 3 - 1 / deviation, 0], [3, 3 + 3 / deviation, 0]]
+    with_mean = [[3 - 2 / deviation, 3 - 1 / deviation, 0], [3, 3 + 3 / deviation, 0]]
     assert whiten(values, mask, shift_mean=False).tolist() == [
-        pytest.approx(row, abs=1e-7) for row in kept
+        pytest.approx(row, abs=1e-7) for row in with_mean
     ]
 
 
@@ -167,9 +170,9 @@ def test_whitening_takes_the_sums_of_all_processes():
 )
 def test_policy_loss_worked_by_hand(ratio, advantage, dual_clip, loss, slope):
     log_ratio = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
-    found = policy_losses(log_ratio, double(advantage), 0.2, dual_clip)
-    found.sum().backward()
-    assert found.item() == pytest.approx(loss)
+    losses = policy_losses(log_ratio, double(advantage), 0.2, dual_clip)
+    losses.sum().backward()
+    assert losses.item() == pytest.approx(loss)
     assert log_ratio.grad.item() == pytest.approx(slope)
 
 
@@ -258,7 +261,7 @@ def test_at_first_the_policy_is_its_reference_and_every_ratio_one(tmp_path, case
     if twice:
         trainer.actor_critic.activation_checkpointing_enable()
     rollout = rolled_out(trainer)
-    prompts = {len(each.prompt_ids) for each in rollout.completions}
+    prompts = {len(completion.prompt_ids) for completion in rollout.completions}
     assert len(prompts) > 3 and len(set(rollout.responses)) > 1  # padded on both sides
     kl = kl_estimate(rollout.logprobs_BR, rollout.ref_logprobs_BR)
     assert kl.abs().max() < 2e-6
@@ -308,11 +311,11 @@ def test_padding_and_what_was_drawn_after_the_end_count_for_nothing(tmp_path):
     inputs = [trainer.train_dataset[row] for row in range(8)]
     noise = torch.rand(8, 6, generator=torch.Generator().manual_seed(3))
     rollout = trainer.roll_out(inputs, noise)
-    other = torch.where(
+    scrambled = torch.where(
         torch.arange(6) < torch.tensor(rollout.responses)[:, None], noise, 1 - noise
     )
-    assert (other != noise).any()
-    assert trainer.roll_out(inputs, other).sequences == rollout.sequences
+    assert (scrambled != noise).any()
+    assert trainer.roll_out(inputs, scrambled).sequences == rollout.sequences
     batch = rollout.micro_batch(range(8))
     assert (
         batch.input_ids_BT.shape[1] == max(rollout.lengths) - 1
@@ -320,8 +323,8 @@ def test_padding_and_what_was_drawn_after_the_end_count_for_nothing(tmp_path):
     before = trainer.actor_critic(batch)
     for row, length in enumerate(rollout.lengths):
         batch.input_ids_BT[row, length - 1 :] = 5
-    for one, two in zip(before, trainer.actor_critic(batch), strict=True):
-        assert torch.equal(one, two)
+    for first, two in zip(before, trainer.actor_critic(batch), strict=True):
+        assert torch.equal(first, two)
 
 
 @pytest.mark.slow
@@ -351,9 +354,9 @@ def test_the_end_token_is_learned_where_it_also_pads(tmp_path):
         per_device_train_batch_size=32, kl_coef=0.0,
     )  # fmt: skip
     trainer.train()
-    found = [line["val/num_eos_tokens"] for line in logs_of(trainer)]
-    assert found[0] < 16
-    assert found[-1] > 28
+    logged = [line["val/num_eos_tokens"] for line in logs_of(trainer)]
+    assert logged[0] < 16
+    assert logged[-1] > 28
 
 
 def test_every_declared_end_token_ends_a_completion(tmp_path):
@@ -379,7 +382,7 @@ def test_a_missing_end_is_penalised_whatever_ends_a_completion(tmp_path, asked):
     )  # fmt: skip
     ids = set(trainer.stop_ids)
     rollout = rolled_out(trainer)
-    ended = [each.finish == "stop" for each in rollout.completions]
+    ended = [completion.finish == "stop" for completion in rollout.completions]
     assert ended == [sequence[-1] in ids for sequence in rollout.sequences]
     assert trainer.evaluate()["eval_objective/scores"] <= 0
     trainer.train()
@@ -394,7 +397,7 @@ def test_without_a_stop_token_every_completion_is_full(tmp_path):
     )
     rollout = rolled_out(trainer)
     assert rollout.responses == [30] * 8
-    assert all(each.finish == "stop" for each in rollout.completions)
+    assert all(completion.finish == "stop" for completion in rollout.completions)
     assert any(END in sequence for sequence in rollout.sequences)
 
 
@@ -402,12 +405,13 @@ def test_prompts_may_be_chats_with_tools_as_text(tmp_path):
     tokenizer = letter_tokenizer()
     tokenizer.chat_template = (
         "{% for tool in tools %}{{ tool.name }}{% endfor %}"
-        "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}t{% endif %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}t{% endif %}"
     )
-    seen = []
+    prompts_seen = []
 
     def keep(prompts, completions, **_):
-        seen.extend(zip(prompts, completions, strict=True))
+        prompts_seen.extend(zip(prompts, completions, strict=True))
         return [0.0] * len(prompts)
 
     chats = [[{"role": "user", "content": letter}] for letter in LETTERS[:8]]
@@ -418,8 +422,8 @@ def test_prompts_may_be_chats_with_tools_as_text(tmp_path):
     rollout = rolled_out(trainer)
     assert rollout.sequences[2][:3] == [18, 2, 19]
     trainer.train()
-    assert seen[0][0][0]["role"] == "user"
-    assert seen[0][1][0]["role"] == "assistant"
+    assert prompts_seen[0][0][0]["role"] == "user"
+    assert prompts_seen[0][1][0]["role"] == "assistant"
 
 
 # --- Rewards and advantages ---------------------------------------------------------------------
@@ -523,23 +527,21 @@ def test_rewards_of_steps_are_scaled_and_clipped_one_by_one_and_nothing_between_
     )
     rollout = rolled_out(trainer)
     rewards = trainer.compute_rewards(rollout)
-    given = [
-        step
-        for steps in by_step([each.token_ids for each in rollout.completions])
-        for step in steps
-    ]
-    mean = statistics.fmean(given)
-    deviation = statistics.pstdev(given)
+    token_ids = [completion.token_ids for completion in rollout.completions]
+    scores = list(itertools.chain(*by_step(token_ids)))
+    mean = statistics.fmean(scores)
+    deviation = statistics.pstdev(scores)
     shift, scale = {"none": (0.0, 1.0), "scale": (0.0, deviation), "whiten": (mean, deviation)}[how]
-    expected = [max(-1.5, min(1.5, (step - shift) / scale)) for step in given]
+    expected = [max(-1.5, min(1.5, (step - shift) / scale)) for step in scores]
     ends = [
-        step_ends(trainer.processing_class, each.token_ids, "q") for each in rollout.completions
+        step_ends(trainer.processing_class, completion.token_ids, "q")
+        for completion in rollout.completions
     ]
-    found = [rewards[row, end].item() for row, row_ends in enumerate(ends) for end in row_ends]
-    assert found == pytest.approx(expected, abs=1e-5)
-    assert len(given) > 8
+    paid = [rewards[row, end].item() for row, row_ends in enumerate(ends) for end in row_ends]
+    assert paid == pytest.approx(expected, abs=1e-5)
+    assert len(scores) > 8
     assert rewards.sum().item() == pytest.approx(sum(expected), abs=1e-4)  # and 0 elsewhere
-    assert trainer.running.count == (0 if how == "none" else len(given))
+    assert trainer.running.count == (0 if how == "none" else len(scores))
 
 
 def test_scores_that_are_all_the_same_stay_finite_numbers(tmp_path):
@@ -565,8 +567,8 @@ def test_the_kl_coefficient_moves_towards_its_target(tmp_path, target, change):
         learning_rate=0.0,
     )
     trainer.train()
-    found = [line["objective/kl_coef"] for line in logs_of(trainer)]
-    assert found == pytest.approx([0.05, 0.05 * change, 0.05 * change**2])
+    logged = [line["objective/kl_coef"] for line in logs_of(trainer)]
+    assert logged == pytest.approx([0.05, 0.05 * change, 0.05 * change**2])
 
 
 # --- The step -----------------------------------------------------------------------------------
@@ -591,18 +593,18 @@ def test_a_step_follows_the_gradient_of_the_loss_as_it_is_written(tmp_path, aver
 
     trainer = build(max_tokens_per_micro_batch=budget)
     before = weights(trainer)
-    kept = {}
+    gradients = {}
 
     def keep(model, rollout, rewards, update=trainer.update):
-        kept["rollout"] = rollout
+        gradients["rollout"] = rollout
         return update(model, rollout, rewards)
 
     trainer.update = keep
     trainer.train()
-    taken = {name: before[name] - weight for name, weight in weights(trainer).items()}
+    steps = {name: before[name] - weight for name, weight in weights(trainer).items()}
 
     plain = build().actor_critic
-    rollout = kept["rollout"]
+    rollout = gradients["rollout"]
     losses = []
     for row, sequence in enumerate(rollout.sequences):
         start = len(rollout.completions[row].prompt_ids)
@@ -616,30 +618,30 @@ def test_a_step_follows_the_gradient_of_the_loss_as_it_is_written(tmp_path, aver
         advantages = rollout.advantages_BR[row, :count]
         returns = rollout.returns_BR[row, :count]
         losses.append(-ratios * advantages + 0.5 * (values - returns).square() / 2)
-    whole = (
+    full_batch = (
         torch.cat(losses).mean()
         if average == "token"
         else torch.stack([loss.mean() for loss in losses]).mean()
     )
-    whole.backward()
+    full_batch.backward()
     assert len({len(loss) for loss in losses}) > 1
     for name, weight in plain.named_parameters():
-        assert torch.allclose(taken[name], weight.grad, atol=2e-5), name
+        assert torch.allclose(steps[name], weight.grad, atol=2e-5), name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["full", slow("adapter")])
 def test_how_the_batch_is_cut_does_not_change_the_update(tmp_path, case):
-    whole = train_weights(tmp_path, num_mini_batches=2, **EXACT, **FIRST[case])
+    uncut = train_weights(tmp_path, num_mini_batches=2, **EXACT, **FIRST[case])
     for cut in (
         {"max_tokens_per_micro_batch": 1},
         {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
         {"local_rollout_forward_batch_size": 3},
     ):
-        other = train_weights(tmp_path, num_mini_batches=2, **EXACT, **FIRST[case], **cut)
-        assert farthest(whole, other) < 1e-5, cut
+        cut_otherwise = train_weights(tmp_path, num_mini_batches=2, **EXACT, **FIRST[case], **cut)
+        assert farthest(uncut, cut_otherwise) < 1e-5, cut
     # And the update did something.
-    assert farthest(whole, weights(letter_trainer(tmp_path, **FIRST[case]))) > 1e-3
+    assert farthest(uncut, weights(letter_trainer(tmp_path, **FIRST[case]))) > 1e-3
 
 
 @pytest.mark.slow
@@ -655,10 +657,10 @@ def test_activation_checkpointing_is_honoured_and_changes_nothing(tmp_path, case
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("bf16", [False, True])
 def test_no_kernel_is_compiled_for_each_shape_in_float32(tmp_path, capfd, bf16):
-    seen = []
+    compiled_kernels = []
 
     def earned(completions, **_):
-        seen.append(torch.backends.mkldnn.enabled)
+        compiled_kernels.append(torch.backends.mkldnn.enabled)
         return [0.0] * len(completions)
 
     trainer = letter_trainer(
@@ -673,17 +675,17 @@ def test_no_kernel_is_compiled_for_each_shape_in_float32(tmp_path, capfd, bf16):
         trainer.evaluate()
         compiled = capfd.readouterr().out
         torch.nn.functional.gelu(torch.ones(3, 5))
-    assert seen == [bf16] * 3  # where bf16 needs them
+    assert compiled_kernels == [bf16] * 3  # where bf16 needs them
     assert bf16 or "gelu" not in compiled
     assert "gelu" in capfd.readouterr().out  # else the line before proves nothing
 
 
 @pytest.mark.parametrize("critic", ["model", slow("head"), "adapter"])
 def test_values_and_scores_are_not_rounded_under_bf16(tmp_path, critic):
-    seen = []
+    types = []
 
     def earned(completions, **_):
-        seen.append(torch.is_autocast_enabled("cpu"))
+        types.append(torch.is_autocast_enabled("cpu"))
         return [0.0] * len(completions)
 
     judges = [
@@ -703,17 +705,17 @@ def test_values_and_scores_are_not_rounded_under_bf16(tmp_path, critic):
         torch.nn.init.normal_(trainer.actor_critic.value_head.weight)
     figures = trainer.score(rollout).figures
     set_advantages(trainer, rollout)
-    given = [values for name, values in figures.items() if name.startswith("rewards/")][:2]
-    for exact in (*given, rollout.values_BR[rollout.mask_BR]):
+    scores = [values for name, values in figures.items() if name.startswith("rewards/")][:2]
+    for exact in (*scores, rollout.values_BR[rollout.mask_BR]):
         assert (exact != exact.bfloat16()).float().mean() > 0.5
-    assert not any(seen)
+    assert not any(types)
     assert rollout.logprobs_BR.dtype == torch.float32
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("critic", ["adapter", "model"])
 def test_frozen_weights_in_the_type_of_autocast_give_the_same_bits(tmp_path, critic):
-    found = []
+    results = []
     for stored in (False, True):
         options = {
             "reward_funcs": [letter_model(labels=1, seed=3)],
@@ -730,19 +732,18 @@ def test_frozen_weights_in_the_type_of_autocast_give_the_same_bits(tmp_path, cri
         ]
         for model in frozen if stored else []:
             store_as_autocast(model, torch.bfloat16)
-        halves = {
-            name
-            for each in frozen
-            for name, weight in each.named_parameters()
-            if weight.dtype == torch.bfloat16
-        }
+        halves = set()
+        for module in frozen:
+            for name, weight in module.named_parameters():
+                if weight.dtype == torch.bfloat16:
+                    halves.add(name)
         assert bool(halves) == stored
         assert not any("norm" in name or "embed_tokens" in name for name in halves)
         trainer.train()
-        found.append((trainer.actor_critic.state_dict(), logs_of(trainer)[-1]))
+        results.append((trainer.actor_critic.state_dict(), logs_of(trainer)[-1]))
         with torch.no_grad():  # without autocast, as a callback may
             assert frozen[1](input_ids=torch.tensor([[1, 2, 3]])).logits.dtype == torch.float32
-    (states, log), (again, log_again) = found
+    (states, log), (again, log_again) = results
     assert all(torch.equal(states[name], again[name]) for name in states)
     names = [
         name
@@ -754,7 +755,7 @@ def test_frozen_weights_in_the_type_of_autocast_give_the_same_bits(tmp_path, cri
 
 @pytest.mark.slow
 def test_bf16_is_honoured(tmp_path):
-    seen = []
+    types = []
     for bf16 in (False, True):
         trainer = letter_trainer(tmp_path, bf16=bf16, max_steps=1, num_ppo_epochs=1)
         dtypes = set()
@@ -768,10 +769,10 @@ def test_bf16_is_honoured(tmp_path):
                 lambda _, __, output, dtypes=dtypes: dtypes.add(output.dtype)
             )
         trainer.train()
-        seen.append(dtypes)
+        types.append(dtypes)
         assert logs_of(trainer)[0]["val/ratio"] == pytest.approx(1, abs=1e-2 if bf16 else 1e-5)
         assert trainer.actor_critic.policy.dtype == torch.float32  # the weights stay exact
-    assert seen == [{torch.float32}, {torch.bfloat16}]
+    assert types == [{torch.float32}, {torch.bfloat16}]
 
 
 @pytest.mark.slow
@@ -788,9 +789,8 @@ def test_every_mini_batch_of_every_epoch_is_a_clipped_step(tmp_path, parts):
     assert max(norm for norm, _ in steps) <= 0.01 * 1.001
     assert min(norm for norm, _ in steps) > 0
     rates = [rate for _, rate in steps]
-    assert rates == pytest.approx(
-        [1e-3 * (4 - update) / 4 for update in range(4) for _ in range(3 * parts)]
-    )
+    rate_of_update = [1e-3, 0.75e-3, 0.5e-3, 0.25e-3]
+    assert rates == pytest.approx(sorted(rate_of_update * 3 * parts, reverse=True))
     for line in logs_of(trainer):
         assert line["val/ratio"] == pytest.approx(1, abs=0.2)
     assert [line["episode"] for line in logs_of(trainer)] == [8, 16, 24, 32]
@@ -805,24 +805,23 @@ def test_each_epoch_has_every_row_once(tmp_path):
     minibatches = deal_minibatches(trainer.args, 8, step=0)
     assert [len(rows) for rows in minibatches] == [2] * 12
     for epoch in range(3):
-        assert sorted(row for rows in minibatches[4 * epoch : 4 * epoch + 4] for row in rows) == [
-            *range(8)
-        ]
+        of_epoch = minibatches[4 * epoch : 4 * epoch + 4]
+        assert sorted(itertools.chain(*of_epoch)) == [*range(8)]
     assert minibatches[:4] != minibatches[4:8]
 
 
 def test_each_update_draws_with_random_numbers_of_its_own(tmp_path):
     rows = Dataset.from_dict({"prompt": [letter_rows()[0]["prompt"]] * 8})
-    said = []
+    draws = []
 
     def listen(completions, **_):
-        said.append(completions)
+        draws.append(completions)
         return [float(len(text)) for text in completions]
 
     letter_trainer(tmp_path, rows=rows, reward_funcs=listen, learning_rate=0.0).train()
-    assert len(said) == 2
-    assert said[0] != said[1]
-    assert len(set(said[0])) > 1
+    assert len(draws) == 2
+    assert draws[0] != draws[1]
+    assert len(set(draws[0])) > 1
 
 
 def test_total_episodes_count_prompts(tmp_path):
@@ -840,9 +839,9 @@ def test_a_value_warm_up_leaves_the_policy_alone(tmp_path, case):
     trainer.add_callback(each_step(lambda: after.append(weights(trainer))))
     trainer.train()
     critic = {name for name in start if "value_" in name or ".critic." in name}
-    moved = [
-        {name for name in start if not torch.equal(start[name], state[name])} for state in after
-    ]
+    moved = []
+    for state in after:
+        moved.append({name for name in start if not torch.equal(start[name], state[name])})
     assert moved[0]
     assert moved[0] <= critic
     assert moved[1] - critic
@@ -884,22 +883,25 @@ def test_an_adapter_critic_learns_and_leaves_the_base_alone(tmp_path):
         assert not torch.equal(start[name], after[name]), name
     assert gradients
     assert last == [set(after)] * len(last)
-    policy, critic = (
-        torch.cat([after[name].flatten() for name in sorted(after) if f".{own}." in name])
-        for own in ("default", "critic")
-    )
+
+    def adapter(name):
+        weights = [after[key].flatten() for key in sorted(after) if f".{name}." in key]
+        return torch.cat(weights)
+
+    policy = adapter("default")
+    critic = adapter("critic")
     assert len(policy) == len(critic)
     assert not torch.allclose(policy, critic, atol=1e-3)
     now = dict(trainer.actor_critic.named_parameters())
     assert all(torch.equal(base[name], now[name]) for name in base)
 
 
-def watch_gradients(trainer, seen):
+def watch_gradients(trainer, gradients):
     """At each optimizer step, the names of the weights that have a gradient that is not zero."""
     trainer.create_optimizer()
     named = dict(trainer.actor_critic.named_parameters())
     return trainer.optimizer.register_step_pre_hook(
-        lambda *_: seen.append(
+        lambda *_: gradients.append(
             {n for n, p in named.items() if p.grad is not None and p.requires_grad}
         )
     )

@@ -56,7 +56,7 @@ def test_a_sweep_over_the_kl_coefficient(runner):
 
 @pytest.mark.grid(3)
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("dataset.limit.train=8",), "at least the 32 of one update"),
         (("trainer.args.response_length=5000",), "prompts are too long"),
@@ -66,18 +66,20 @@ def test_a_sweep_over_the_kl_coefficient(runner):
         (("trainer.value_model.path=runner://model/tiny",), "which is not a model"),
     ],
 )
-def test_what_cannot_work_is_told_before_any_training(train, capsys, words, said):
+def test_what_cannot_work_is_told_before_any_training(train, capsys, words, message):
     done = train("trainer=ppo", *words)
-    assert done.code == 2 and said in capsys.readouterr().err
+    assert done.code == 2 and message in capsys.readouterr().err
     assert not done.lines
 
 
 def test_a_critic_begins_as_a_model_that_is_no_reward(train, capsys):
     scorer = train("trainer=reward", *SHORT, name="scorer")
-    own = "trainer.value_model._target_=runner.reward.outcome.load_reward_model"
-    assert train(*PPO, own, f"trainer.value_model.path={scorer.run.folder.parent}").code == 2
+    value_model = "trainer.value_model._target_=runner.reward.outcome.load_reward_model"
+    assert (
+        train(*PPO, value_model, f"trainer.value_model.path={scorer.run.folder.parent}").code == 2
+    )
     assert f"type      trainer.value_model.path={scorer.run.model}" in capsys.readouterr().err
-    done = train(*PPO, own, f"trainer.value_model.path={scorer.run.model}")
+    done = train(*PPO, value_model, f"trainer.value_model.path={scorer.run.model}")
     assert done.state() == "finished"
     before, after = (
         load_file(path / "model.safetensors")

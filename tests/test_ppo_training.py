@@ -78,23 +78,23 @@ def test_a_resumed_training_ends_with_the_same_bits(tmp_path, case, step):
         "num_mini_batches": 2,
         "num_ppo_epochs": 2,
     }
-    whole = build(tmp_path / "whole", **asked, **KINDS[case])
-    whole.train()
+    uninterrupted = build(tmp_path / "whole", **asked, **KINDS[case])
+    uninterrupted.train()
     resumed = build(tmp_path / "resumed", **(asked | {"save_strategy": "no"}), **KINDS[case])
     torch.rand(5)  # the random numbers of the process that goes on are others
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
-    assert farthest(weights(whole), weights(resumed)) == 0
-    assert whole.running == resumed.running
-    assert whole.running.count >= 40
-    assert whole.running.kl_coef != 0.05
-    one = whole.optimizer.state_dict()["state"]
+    assert farthest(weights(uninterrupted), weights(resumed)) == 0
+    assert uninterrupted.running == resumed.running
+    assert uninterrupted.running.count >= 40
+    assert uninterrupted.running.kl_coef != 0.05
+    state = uninterrupted.optimizer.state_dict()["state"]
     two = resumed.optimizer.state_dict()["state"]
-    assert all(
-        torch.equal(one[key][name], two[key][name])
-        for key in one
-        for name in ("exp_avg", "exp_avg_sq")
-    )
-    assert [told(line) for line in logs_of(whole)] == [told(line) for line in logs_of(resumed)]
+    for key in state:
+        assert torch.equal(state[key]["exp_avg"], two[key]["exp_avg"])
+        assert torch.equal(state[key]["exp_avg_sq"], two[key]["exp_avg_sq"])
+    assert [told(line) for line in logs_of(uninterrupted)] == [
+        told(line) for line in logs_of(resumed)
+    ]
 
 
 def told(line):
@@ -116,21 +116,21 @@ def test_prompts_whose_completions_earn_the_same_give_way_to_others(tmp_path):
         "reward_funcs": first_letter,
         "temperature": 1.5,
     }
-    seen = {}
+    drawn_rows = {}
     for times in (0, 4):
         trainer = build(tmp_path / str(times), **asked, dynamic_sampling=times, max_steps=1)
         rollouts = [
-            roll_out_groups(trainer, trainer.train_dataset.select(range(at, at + 5)).to_list())
-            for at in (0, 5)
+            roll_out_groups(trainer, trainer.train_dataset.select(range(row, row + 5)).to_list())
+            for row in (0, 5)
         ]
-        groups = [trainer.score(each).figures["objective/scores"].view(5, 4) for each in rollouts]
-        seen[times] = sum((group.amax(1) > group.amin(1)).sum().item() for group in groups)
-        assert all(
-            len({row["prompt"] for row in each.rows[at : at + 4]}) == 1
-            for each in rollouts
-            for at in range(0, 20, 4)
-        )
-    assert seen[0] < seen[4]
+        groups = [
+            trainer.score(rollout).figures["objective/scores"].view(5, 4) for rollout in rollouts
+        ]
+        drawn_rows[times] = sum((group.amax(1) > group.amin(1)).sum().item() for group in groups)
+        for rollout in rollouts:
+            prompts = [row["prompt"] for row in rollout.rows]
+            assert prompts == [prompt for prompt in prompts[::4] for _ in range(4)]
+    assert drawn_rows[0] < drawn_rows[4]
 
 
 @pytest.mark.slow
@@ -148,13 +148,13 @@ def test_dynamic_sampling_resumes_to_the_same_bits(tmp_path):
         "reward_funcs": first_letter,
         "num_ppo_epochs": 2,
     }
-    whole = build(tmp_path / "whole", **asked)
-    whole.train()
-    assert logs_of(whole)[-1]["episode"] == 8
-    assert any(line["sampling/prompts_exchanged"] for line in logs_of(whole))
+    uninterrupted = build(tmp_path / "whole", **asked)
+    uninterrupted.train()
+    assert logs_of(uninterrupted)[-1]["episode"] == 8
+    assert any(line["sampling/prompts_exchanged"] for line in logs_of(uninterrupted))
     resumed = build(tmp_path / "resumed", **asked | {"save_strategy": "no"})
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    assert farthest(weights(whole), weights(resumed)) == 0
+    assert farthest(weights(uninterrupted), weights(resumed)) == 0
 
 
 def test_the_newest_checkpoint_is_found(tmp_path):
@@ -195,17 +195,17 @@ def test_held_out_prompts_are_scored_one_and_all_with_the_same_noise(tmp_path):
     before = weights(trainer)
     first = trainer.evaluate()
     second = trainer.evaluate()
-    kept = (
+    scored_by = (
         "eval_objective/scores",
         "eval_objective/kl",
         "eval_completions/mean_length",
         "eval_rewards/share_of_wanted/mean",
     )
-    assert [first[name] for name in kept] == [second[name] for name in kept]
+    assert [first[name] for name in scored_by] == [second[name] for name in scored_by]
     trainer.args.per_device_eval_batch_size = 2
     third = trainer.evaluate()
-    assert [third[name] for name in kept] == pytest.approx(
-        [first[name] for name in kept], rel=1e-5, abs=1e-6
+    assert [third[name] for name in scored_by] == pytest.approx(
+        [first[name] for name in scored_by], rel=1e-5, abs=1e-6
     )
     rows = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
     assert [row["prompt"] for row in rows] == letter_rows(7)["prompt"]
@@ -224,8 +224,8 @@ def test_evaluating_does_not_change_the_training(tmp_path):
         "num_sample_generations": 2,
     }
     trainers = [
-        build(tmp_path, num_ppo_epochs=1, score_normalization="scale", **more)
-        for more in ({}, held)
+        build(tmp_path, num_ppo_epochs=1, score_normalization="scale", **settings)
+        for settings in ({}, held)
     ]
     for trainer in trainers:
         trainer.train()
@@ -245,9 +245,9 @@ def test_samples_do_not_replace_those_of_an_evaluation(tmp_path):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
-    ("times", "at"), [(0, []), (1, [0]), (3, [0, 3, 5]), (5, [0, 2, 3, 5, 6]), (9, [*range(7)])]
+    ("times", "steps"), [(0, []), (1, [0]), (3, [0, 3, 5]), (5, [0, 2, 3, 5, 6]), (9, [*range(7)])]
 )
-def test_samples_are_written_so_many_times_evenly_spread(tmp_path, times, at):
+def test_samples_are_written_so_many_times_evenly_spread(tmp_path, times, steps):
     asked = {
         "max_steps": 7,
         "num_sample_generations": times,
@@ -262,14 +262,14 @@ def test_samples_are_written_so_many_times_evenly_spread(tmp_path, times, at):
     }
     build(tmp_path, **asked).train()
     lines = (tmp_path / "completions.jsonl").read_text().splitlines() if times else []
-    assert [json.loads(line)["step"] for line in lines] == at
+    assert [json.loads(line)["step"] for line in lines] == steps
 
 
 def test_every_held_out_set_is_in_the_table(tmp_path):
     held = {"one": letter_rows(3), "two": letter_rows(2)}
     trainer = build(tmp_path, eval_dataset=held)
-    found = trainer.evaluate()
-    assert {"eval_one_objective/scores", "eval_two_objective/scores"} <= set(found)
+    metrics = trainer.evaluate()
+    assert {"eval_one_objective/scores", "eval_two_objective/scores"} <= set(metrics)
     assert len((tmp_path / "completions.jsonl").read_text().splitlines()) == 5
 
 
@@ -308,10 +308,10 @@ def test_the_best_checkpoint_comes_back_and_callbacks_see_every_event(tmp_path):
     assert trainer.state.best_model_checkpoint == str(best)
     assert len(set(scores)) > 1
     assert farthest(weights(trainer), load_file(best / "model.safetensors")) == 0
-    others = [
+    checkpoints = [
         load_file(tmp_path / f"checkpoint-{step}" / "model.safetensors") for step in range(1, 5)
     ]
-    assert sorted(farthest(other, weights(trainer)) > 0 for other in others) == [
+    assert sorted(farthest(checkpoint, weights(trainer)) > 0 for checkpoint in checkpoints) == [
         False,
         True,
         True,
@@ -377,6 +377,11 @@ def test_an_adapter_of_any_name_loads_elsewhere(tmp_path):
 # --- Several processes --------------------------------------------------------------------------
 
 
+def without_clocks(line: dict) -> dict:
+    """A logged line without the figures that depend on the speed of the machine."""
+    return {k: v for k, v in line.items() if not k.startswith(("time", "eps", "tokens_per"))}
+
+
 def train_sides(words):
     """Train with one joint adapter and without, in whole and in halves, as one of so many processes.
 
@@ -386,8 +391,8 @@ def train_sides(words):
     """
     count = int(words[0])
     folder = words[1]
-    found = []
-    for more in ({}, {"peft_config": lora()}):
+    sides = []
+    for settings in ({}, {"peft_config": lora()}):
         for parts in (1, 2):
             trainer = letter_trainer(
                 folder,
@@ -404,17 +409,14 @@ def train_sides(words):
                 eval_dataset=letter_rows(7),
                 per_device_eval_batch_size=4 // count,
                 missing_eos_penalty=0.5,
-                **more,
+                **settings,
             )
             trainer.train()
             scores = trainer.evaluate()
-            logs = [
-                {k: v for k, v in line.items() if not k.startswith(("time", "eps", "tokens_per"))}
-                for line in logs_of(trainer)
-            ]
-            found.append((weights(trainer), logs, trainer.running.__dict__, scores))
+            logs = [without_clocks(line) for line in logs_of(trainer)]
+            sides.append((weights(trainer), logs, trainer.running.__dict__, scores))
     if trainer.is_world_process_zero():
-        torch.save(found, Path(folder) / "found.pt")
+        torch.save(sides, Path(folder) / "found.pt")
 
 
 @pytest.mark.dear("two processes train, beside one")
@@ -424,12 +426,12 @@ def test_two_processes_train_as_one(runner, tmp_path):
     train_sides(["1", str(one)])
     for started in runner.start_two("2", str(two), door="test_ppo_training:train_sides"):
         assert started.wait().returncode == 0
-    found = [torch.load(folder / "found.pt", weights_only=False) for folder in (one, two)]
-    for one, two in zip(*found, strict=True):
+    results = [torch.load(folder / "found.pt", weights_only=False) for folder in (one, two)]
+    for one, two in zip(*results, strict=True):
         assert farthest(one[0], two[0]) < 1e-5
         assert two[2] == pytest.approx(one[2], rel=1e-4)
-        for line, other in zip(one[1], two[1], strict=True):
-            assert other == pytest.approx(line, rel=1e-3, abs=1e-4)
+        for line, other_line in zip(one[1], two[1], strict=True):
+            assert other_line == pytest.approx(line, rel=1e-3, abs=1e-4)
         names = [name for name in one[3] if "/" in name]
         assert {name: two[3][name] for name in names} == pytest.approx(
             {name: one[3][name] for name in names}, abs=1e-4
@@ -468,12 +470,12 @@ def test_a_huge_kl_coefficient_holds_the_policy_and_none_lets_it_go(tmp_path, ca
     asked |= (
         {"peft_config": lora(), "learning_rate": 4e-3, "max_steps": 15} if case == "adapter" else {}
     )
-    found = {}
+    distances = {}
     for kl_coef in (0.0, 100.0):
         trainer = build(tmp_path, kl_coef=kl_coef, **asked)
         trainer.train()
-        found[kl_coef] = distance(trainer)
-    assert found[100.0] < found[0.0] / 10, found
+        distances[kl_coef] = distance(trainer)
+    assert distances[100.0] < distances[0.0] / 10, distances
 
 
 BANDIT = {
@@ -533,9 +535,9 @@ def test_the_critic_comes_to_explain_the_returns(tmp_path):
         vf_coef=1.0, value_warmup_steps=20,
     )  # fmt: skip
     trainer.train()
-    found = [line["val/explained_variance"] for line in logs_of(trainer)]
-    assert found[0] < 0.1
-    assert found[-1] > 0.8
+    explained = [line["val/explained_variance"] for line in logs_of(trainer)]
+    assert explained[0] < 0.1
+    assert explained[-1] > 0.8
 
 
 def test_the_tokenizer_needs_no_pad_token(tmp_path):

@@ -19,7 +19,7 @@ COMPUTED = "Computing reference log probs for train dataset"
 NEVER = "trainer.args.precompute_ref_log_probs=false"
 
 
-def weights(runner, name, **found):
+def weights(runner, name, **settings):
     """The hash of each run's weights, by the values of its config that are asked for."""
     runs = [Run(folder) for folder in runner.runs(name)]
     return {
@@ -54,18 +54,14 @@ def test_a_sweep_computes_the_reference_once_and_each_run_is_what_it_is_alone(ru
     # one for each kl_coef: no row is as long as either length
     assert len(set(weights(runner, "sweep").values())) == 2
     if trainer == "dpo":
-        each = runner(*words, "trainer.args.max_length=90", "kl_coef=0.1", "name=each", NEVER)
-        assert COMPUTED not in each.stderr
+        separate = runner(*words, "trainer.args.max_length=90", "kl_coef=0.1", "name=each", NEVER)
+        assert COMPUTED not in separate.stderr
         for name, how in (("alone", "once"), ("each", "in each step")):
             assert Run(runner.runs(name)[0]).manifest()["reference"] == how
-        losses = [
-            [
-                line["loss"]
-                for line in read_metrics(Run(runner.runs(name)[0]).metrics)
-                if line["step"]
-            ]
-            for name in ("alone", "each")
-        ]
+        losses = []
+        for name in ("alone", "each"):
+            lines = read_metrics(Run(runner.runs(name)[0]).metrics)
+            losses.append([line["loss"] for line in lines if line["step"]])
         assert losses[0] == pytest.approx(losses[1], abs=1e-6) and len(losses[0]) == 3
         # A run that reads less than each row takes what is kept of them, and nothing where
         # something else matters.
@@ -85,9 +81,11 @@ def test_a_sweep_computes_the_reference_once_and_each_run_is_what_it_is_alone(ru
 
 
 @pytest.mark.parametrize(
-    ("own", "other"), [(None, None), ("in each step", None), (None, "in each step")]
+    ("first", "second"), [(None, None), ("in each step", None), (None, "in each step")]
 )
-def test_what_is_kept_is_not_taken_by_a_run_that_goes_on_without(tmp_path, monkeypatch, own, other):
+def test_what_is_kept_is_not_taken_by_a_run_that_goes_on_without(
+    tmp_path, monkeypatch, first, second
+):
     from datasets import Dataset
     from trl import DPOConfig
 
@@ -112,13 +110,13 @@ def test_what_is_kept_is_not_taken_by_a_run_that_goes_on_without(tmp_path, monke
     )
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(
-        precompute, "other_run", lambda experiment: having(other) if other else None
+        precompute, "other_run", lambda experiment: having(second) if second else None
     )
-    precompute.precompute_by_default(having(own), args, rows, None)
+    precompute.precompute_by_default(having(first), args, rows, None)
     assert not args.precompute_ref_log_probs
-    precompute.note_of(having(own).experiment, args, rows, None).touch()
-    precompute.precompute_by_default(having(own), args, rows, None)
-    assert args.precompute_ref_log_probs == (own is other is None)
+    precompute.note_of(having(first).experiment, args, rows, None).touch()
+    precompute.precompute_by_default(having(first), args, rows, None)
+    assert args.precompute_ref_log_probs == (first is second is None)
 
 
 def test_precomputing_with_lengths_gives_what_trl_alone_gives(tmp_path):
@@ -158,8 +156,8 @@ def test_precomputing_with_lengths_gives_what_trl_alone_gives(tmp_path):
         if not ours:
             trainer = DPOTrainer(**offered)
         else:
-            given, args.max_length = share_rows(offered, "pairs"), None
-            trainer = DPOTrainer(**given)
+            rows_of_process, args.max_length = share_rows(offered, "pairs"), None
+            trainer = DPOTrainer(**rows_of_process)
             args.max_length = 26
             drop_long(trainer)
         assert trainer.args.max_length == 26
@@ -216,7 +214,7 @@ def test_a_reference_is_computed_again_where_the_code_of_the_model_has_changed(r
         "    model.get_decoder().register_forward_hook(scaled)\n"
         "    return model\n"
     )
-    own = (
+    model_words = (
         "model._target_=mylab.nets.load",
         "allow=[mylab]",
         "trainer.args.precompute_ref_log_probs=true",
@@ -228,7 +226,7 @@ def test_a_reference_is_computed_again_where_the_code_of_the_model_has_changed(r
             *QUICK,
             "dataset.limit.train=60",
             "trainer.args.max_steps=1",
-            *own,
+            *model_words,
             f"name={name}",
         )
         line = read_metrics(Run(runner.runs(name)[0]).metrics)[1]

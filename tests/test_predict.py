@@ -1,5 +1,6 @@
 """What a trained model answers: the same for a prompt whatever is beside it, written once, and continued exactly."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -39,9 +40,9 @@ TEXTS = [f"{SORT}{digits}" for digits in ("3 1 2 4", "9 8 7 4", "5 5", "0", "1 2
 CHATS = [[{"role": "user", "content": text}] for text in TEXTS]
 
 
-def complete(model, tokenizer, how, *, prompts=CHATS, seed=0, **more) -> list[Completion]:
+def complete(model, tokenizer, how, *, prompts=CHATS, seed=0, **settings) -> list[Completion]:
     """One completion for each prompt."""
-    return TextGenerator(model, tokenizer, how, seed, **more).complete_all(
+    return TextGenerator(model, tokenizer, how, seed, **settings).complete_all(
         [{"prompt": prompt} for prompt in prompts]
     )
 
@@ -53,9 +54,9 @@ def predict(tmp_path, monkeypatch, capsys):
 
     def call(*words: str, code: int = 0):
         done = main(["predict", *words])
-        said = capsys.readouterr()
-        assert done == code, said.err
-        return said
+        streams = capsys.readouterr()
+        assert done == code, streams.err
+        return streams
 
     return call
 
@@ -82,22 +83,26 @@ def test_nothing_is_appended_through_a_link(tmp_path):
 @pytest.mark.parametrize("size", [1, 4])
 def test_greedy_is_what_transformers_generates(tiny, size):
     model, tokenizer = tiny
-    for one in complete(model, tokenizer, Sampling(12, temperature=0, rows=size)):
-        ids = torch.tensor([one.prompt_ids])
-        whole = model.generate(
+    for completion in complete(model, tokenizer, Sampling(12, temperature=0, rows=size)):
+        ids = torch.tensor([completion.prompt_ids])
+        generated = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
         )
-        assert one.token_ids == whole[0, len(one.prompt_ids) :].tolist()
+        assert completion.token_ids == generated[0, len(completion.prompt_ids) :].tolist()
 
 
 def test_a_completion_does_not_depend_on_what_is_beside_it(tiny):
     alone, together = (
         complete(*tiny, Sampling(12, temperature=1.5, rows=rows), seed=3) for rows in (1, 6)
     )
-    assert [one.token_ids for one in alone] == [one.token_ids for one in together]
-    assert len({tuple(one.token_ids) for one in alone}) == 6
-    found = [one.log_probability for one in together]
-    assert [one.log_probability for one in alone] == pytest.approx(found, abs=1e-4)
+    assert [completion.token_ids for completion in alone] == [
+        completion.token_ids for completion in together
+    ]
+    assert len({tuple(completion.token_ids) for completion in alone}) == 6
+    log_probabilities = [completion.log_probability for completion in together]
+    assert [completion.log_probability for completion in alone] == pytest.approx(
+        log_probabilities, abs=1e-4
+    )
 
 
 def test_padding_takes_no_position():
@@ -109,33 +114,41 @@ def test_padding_takes_no_position():
     alone, together = (
         sampler.sample(model, prompts, replace(how, rows=rows), noise).tokens for rows in (1, 4)
     )
-    assert [each.tolist() for each in alone] == [each.tolist() for each in together]
+    assert [noise.tolist() for noise in alone] == [noise.tolist() for noise in together]
 
 
 def test_other_seeds_rows_and_samples_are_other_completions(tiny):
     hot = Sampling(12, temperature=2.0)
     prompts = CHATS[:1] * 2
-    found = [complete(*tiny, hot, prompts=prompts, seed=seed, n=2) for seed in (0, 0, 1)]
-    first, again, other = ([tuple(one.token_ids) for one in each] for each in found)
-    assert first == again
-    assert len({*first, *other}) == 8
+
+    def sample(seed):
+        completions = complete(*tiny, hot, prompts=prompts, seed=seed, n=2)
+        return [tuple(completion.token_ids) for completion in completions]
+
+    first = sample(seed=0)
+    assert sample(seed=0) == first
+    assert len({*first, *sample(seed=1)}) == 8
 
 
 @pytest.mark.parametrize(
     "how", [Sampling(9, temperature=0), Sampling(9, temperature=1.5, top_p=0.9)]
 )
 def test_both_engines_complete_alike(tiny, how, monkeypatch):
-    longest = max(len(one.prompt_ids) for one in complete(*tiny, how))
+    longest = max(len(completion.prompt_ids) for completion in complete(*tiny, how))
     how = replace(how, max_length=2 + longest)
     by_loop = complete(*tiny, how)
     monkeypatch.setattr(sampler, "choose_engine", lambda model: "generate")
     by_generate = complete(*tiny, how)
-    assert [one.token_ids for one in by_loop] == [one.token_ids for one in by_generate]
-    assert [one.finish for one in by_loop] == [one.finish for one in by_generate]
-    assert [one.log_probability for one in by_loop] == pytest.approx(
-        [one.log_probability for one in by_generate], abs=1e-4
+    assert [completion.token_ids for completion in by_loop] == [
+        completion.token_ids for completion in by_generate
+    ]
+    assert [completion.finish for completion in by_loop] == [
+        completion.finish for completion in by_generate
+    ]
+    assert [completion.log_probability for completion in by_loop] == pytest.approx(
+        [completion.log_probability for completion in by_generate], abs=1e-4
     )
-    short = max(by_loop, key=lambda one: len(one.prompt_ids))
+    short = max(by_loop, key=lambda completion: len(completion.prompt_ids))
     # no more are left to the longest prompt
     assert len(short.token_ids) == 2
     assert short.finish == "length"
@@ -143,12 +156,12 @@ def test_both_engines_complete_alike(tiny, how, monkeypatch):
 
 def test_the_log_probability_is_that_of_the_model_at_temperature_one(tiny):
     model, tokenizer = tiny
-    for one in complete(model, tokenizer, Sampling(8, temperature=3.0, top_k=20)):
-        ids = torch.tensor([[*one.prompt_ids, *one.token_ids]])
+    for completion in complete(model, tokenizer, Sampling(8, temperature=3.0, top_k=20)):
+        ids = torch.tensor([[*completion.prompt_ids, *completion.token_ids]])
         with torch.no_grad():
-            said = model(ids).logits[0, len(one.prompt_ids) - 1 : -1].log_softmax(-1)
-        known = said.gather(1, torch.tensor(one.token_ids)[:, None]).sum().item()
-        assert one.log_probability == pytest.approx(known, abs=1e-4)
+            log_probs = model(ids).logits[0, len(completion.prompt_ids) - 1 : -1].log_softmax(-1)
+        expected = log_probs.gather(1, torch.tensor(completion.token_ids)[:, None]).sum().item()
+        assert completion.log_probability == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_learnt_prompt_stands_before_the_text(tiny):
@@ -156,30 +169,30 @@ def test_a_learnt_prompt_stands_before_the_text(tiny):
         AutoModelForCausalLM.from_pretrained(TINY),
         PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
     ).eval()
-    (one,) = complete(model, tiny[1], Sampling(6, temperature=0), prompts=CHATS[:1])
-    ids = torch.tensor([one.prompt_ids])
-    known = model.generate(
+    (completion,) = complete(model, tiny[1], Sampling(6, temperature=0), prompts=CHATS[:1])
+    ids = torch.tensor([completion.prompt_ids])
+    expected = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False
     )
-    assert one.token_ids == known[0, ids.shape[1] :].tolist()
+    assert completion.token_ids == expected[0, ids.shape[1] :].tolist()
 
 
 def test_where_memory_does_not_suffice_half_as_many_are_side_by_side(tiny):
     model = AutoModelForCausalLM.from_pretrained(TINY).eval()
     how = Sampling(6)
-    known = [one.token_ids for one in complete(model, tiny[1], how)]
-    seen = []
+    expected = [completion.token_ids for completion in complete(model, tiny[1], how)]
+    sizes = []
     state = torch.get_rng_state()
 
     def small_memory(module, args, kwargs):
-        seen.append(len(kwargs["input_ids"]))
-        if seen[-1] > 2:
+        sizes.append(len(kwargs["input_ids"]))
+        if sizes[-1] > 2:
             raise torch.OutOfMemoryError("no more")
 
     hook = model.register_forward_pre_hook(small_memory, with_kwargs=True)
-    assert [one.token_ids for one in complete(model, tiny[1], how)] == known
-    assert seen[0] == 6
-    assert max(seen[-3:]) <= 2
+    assert [completion.token_ids for completion in complete(model, tiny[1], how)] == expected
+    assert sizes[0] == 6
+    assert max(sizes[-3:]) <= 2
     assert torch.equal(state, torch.get_rng_state())
     model.ds_id = torch.nn.Parameter(torch.zeros(1))
     # as of a weight that DeepSpeed has spread over processes, which must all halve
@@ -207,10 +220,10 @@ def test_an_evaluation_samples_the_same_whatever_is_side_by_side_and_leaves_all_
     model = AutoModelForCausalLM.from_pretrained(TINY).train()
     state = torch.get_rng_state()
     side = tiny[1].padding_side
-    known = generate(model, tiny[1], prompts, max_new_tokens=8)
-    assert len({*known}) > 1
-    assert [generate(model, tiny[1], prompts[:1], max_new_tokens=8)] == [known[:1]]
-    assert generate(model, tiny[1], prompts, max_new_tokens=8, batch_size=2) == known
+    expected = generate(model, tiny[1], prompts, max_new_tokens=8)
+    assert len({*expected}) > 1
+    assert [generate(model, tiny[1], prompts[:1], max_new_tokens=8)] == [expected[:1]]
+    assert generate(model, tiny[1], prompts, max_new_tokens=8, batch_size=2) == expected
     assert model.training
     assert torch.equal(state, torch.get_rng_state())
     assert tiny[1].padding_side == side
@@ -223,9 +236,9 @@ def test_an_evaluation_samples_the_same_whatever_is_side_by_side_and_leaves_all_
 def test_every_row_has_its_lines_in_order(predict, tmp_path):
     predict(*TOY, "n=2", "to=out.jsonl")
     rows = rows_of(tmp_path / "out.jsonl")
-    assert [(row["row"], row["sample"]) for row in rows] == [
-        (row, n) for row in range(12) for n in (0, 1)
-    ]
+    assert [(row["row"], row["sample"]) for row in rows] == list(
+        itertools.product(range(12), (0, 1))
+    )
     assert all(
         list(row)
         == ["row", "sample", "prompt", "completion", "finish", "log_probability", "tokens"]
@@ -243,25 +256,23 @@ def test_every_row_has_its_lines_in_order(predict, tmp_path):
 def test_the_batch_size_changes_nothing(predict, tmp_path):
     predict(*TOY[:3], "temperature=1", "batch_size=1", "to=one.jsonl")
     predict(*TOY[:3], "temperature=1", "batch_size=12", "to=all.jsonl")
-    said = [
-        [row["completion"] for row in rows_of(tmp_path / name)]
-        for name in ("one.jsonl", "all.jsonl")
-    ]
-    assert said[0] == said[1]
-    assert len(set(said[0])) > 6
+    one_by_one = [row["completion"] for row in rows_of(tmp_path / "one.jsonl")]
+    together = [row["completion"] for row in rows_of(tmp_path / "all.jsonl")]
+    assert one_by_one == together
+    assert len(set(one_by_one)) > 6
 
 
 @pytest.mark.slow
 def test_a_killed_command_goes_on_and_comes_to_the_same(predict, tmp_path):
     predict(*TOY, "n=2", "seed=5", "to=whole.jsonl")
-    whole = (tmp_path / "whole.jsonl").read_text()
+    complete_file = (tmp_path / "whole.jsonl").read_text()
     key = read_json(tmp_path / "whole.jsonl.json")["key"]
-    lines = whole.splitlines(keepends=True)
+    lines = complete_file.splitlines(keepends=True)
     part = tmp_path / f".again.jsonl.{key}.part"
     part.write_text("".join(reversed(lines[:14])) + lines[20][:30])
-    said = predict(*TOY, "n=2", "seed=5", "to=again.jsonl")
-    assert (tmp_path / "again.jsonl").read_text() == whole
-    assert "of them from before" in said.out
+    streams = predict(*TOY, "n=2", "seed=5", "to=again.jsonl")
+    assert (tmp_path / "again.jsonl").read_text() == complete_file
+    assert "of them from before" in streams.out
     assert not part.exists()
     before = (tmp_path / "again.jsonl").stat().st_mtime_ns
     assert "nothing was changed" in predict(*TOY, "n=2", "seed=5", "to=again.jsonl").out
@@ -290,12 +301,12 @@ def test_a_file_of_texts_is_continued_as_it_stands(predict, tmp_path, tiny):
     model, tokenizer = tiny
     for row, text in zip(rows_of(tmp_path / "out.jsonl"), texts, strict=True):
         batch = tokenizer(text, return_tensors="pt")
-        whole = model.generate(**batch, max_new_tokens=3, do_sample=False)[
+        generated = model.generate(**batch, max_new_tokens=3, do_sample=False)[
             0, batch["input_ids"].shape[1] :
         ]
         assert (row["prompt"], row["completion"]) == (
             text,
-            tokenizer.decode(whole, skip_special_tokens=True),
+            tokenizer.decode(generated, skip_special_tokens=True),
         )
 
 
@@ -305,10 +316,10 @@ def test_a_changed_file_is_another_prediction(predict, tmp_path):
     predict("model=tiny", "file=rows.jsonl", "max_new_tokens=2")
     rows.write_text('{"prompt": "1 2"}\n{"prompt": "3"}\n')
     predict("model=tiny", "file=rows.jsonl", "max_new_tokens=2")
-    found = sorted(
+    files = sorted(
         len(rows_of(path)) for path in (tmp_path / "outputs/predictions/tiny").glob("rows-*.jsonl")
     )
-    assert found == [1, 2]
+    assert files == [1, 2]
 
 
 def test_a_prompt_that_leaves_no_room_is_refused(predict, tmp_path):
@@ -320,30 +331,32 @@ def test_a_prompt_that_leaves_no_room_is_refused(predict, tmp_path):
 
 
 def test_one_prompt_prints_the_completion_alone(predict):
-    said = predict("model=tiny", f"prompt={SORT}3 1 2 4")
-    assert said.out == "1 2 3 4\n"
+    streams = predict("model=tiny", f"prompt={SORT}3 1 2 4")
+    assert streams.out == "1 2 3 4\n"
 
 
 def test_a_prompt_may_be_continued_as_text(predict, tiny):
-    said = predict("model=tiny", "prompt=1 2 3", "as=text", "max_new_tokens=3")
+    streams = predict("model=tiny", "prompt=1 2 3", "as=text", "max_new_tokens=3")
     model, tokenizer = tiny
-    whole = model.generate(
+    generated = model.generate(
         **tokenizer("1 2 3", return_tensors="pt"), max_new_tokens=3, do_sample=False
     )[0]
-    text = tokenizer.decode(whole[len(tokenizer("1 2 3")["input_ids"]) :], skip_special_tokens=True)
-    assert said.out == f"{text}\n"
+    text = tokenizer.decode(
+        generated[len(tokenizer("1 2 3")["input_ids"]) :], skip_special_tokens=True
+    )
+    assert streams.out == f"{text}\n"
 
 
 # --- What is asked --------------------------------------------------------------------------------
 
 
 def test_every_wrong_word_is_told_at_once(predict):
-    said = predict(
+    streams = predict(
         "model=tiny", "temprature=1", "n=0", "top_p=2", "trainer.args.max_steps=3", code=2
     ).err
-    assert "4 faults" in said
-    assert "temperature=1" in said
-    assert "a key of training" in said
+    assert "4 faults" in streams
+    assert "temperature=1" in streams
+    assert "a key of training" in streams
 
 
 @pytest.mark.parametrize(
@@ -367,11 +380,11 @@ def test_words_that_cannot_work_are_refused(predict, words, told):
 
 
 def test_a_device_that_is_not_here_is_told(predict):
-    said = predict(
+    streams = predict(
         "model=tiny", "model.device_map={lm_head: cuda:9, model: cpu}", "prompt=x", code=5
     ).err
-    assert "cuda:9, but" in said
-    assert "model.device_map=null" in said
+    assert "cuda:9, but" in streams
+    assert "model.device_map=null" in streams
 
 
 @pytest.fixture
@@ -470,10 +483,10 @@ def test_an_adapter_of_a_checkpoint_is_put_on_what_the_training_began_with(tmp_p
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
         before = start.eval()(ids).logits
-        known = trained(ids).logits
+        expected = trained(ids).logits
         after = load_adapter_weights(start, tmp_path).eval()(ids).logits
-    assert torch.equal(after, known)
-    assert not torch.allclose(before, known, atol=1e-2)
+    assert torch.equal(after, expected)
+    assert not torch.allclose(before, expected, atol=1e-2)
 
 
 # --- Of trainings ---------------------------------------------------------------------------------
@@ -482,8 +495,10 @@ def test_an_adapter_of_a_checkpoint_is_put_on_what_the_training_began_with(tmp_p
 @pytest.mark.slow
 def test_a_wrong_word_is_told_before_torch_is_there():
     code = (
-        "import sys; from runner.__main__ import main; main(['predict', 'model=tiny', 'dataset=toy_sort', 'n=0']);"
-        "main(['evaluate', 'nowhere']); print([name for name in ('torch', 'transformers') if name in sys.modules])"
+        "import sys; from runner.__main__ import main; "
+        "main(['predict', 'model=tiny', 'dataset=toy_sort', 'n=0']);"
+        "main(['evaluate', 'nowhere']); print([name for name in ('torch', "
+        "'transformers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -512,18 +527,18 @@ def test_callbacks_hear_of_a_prediction_and_logits_are_written(predict, tmp_path
     (tmp_path / "my_callbacks.py").write_text(CALLBACKS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    own = (
+    words = (
         "callback._target_=my_callbacks.TellAgain",
         "allow=[my_callbacks]",
         "logits=true",
         "to=out.1",
     )
-    predict("model=tiny", "dataset=toy_sort", "limit=5", "batch_size=2", *own)
+    predict("model=tiny", "dataset=toy_sort", "limit=5", "batch_size=2", *words)
     names = ["test_runtime", "test_samples", "test_stopped", "test_tokens"]
     assert Path("told.txt").read_text() == f"3 5 {names} LlamaForCausalLM"
     for row in rows_of(tmp_path / "out.1"):
-        found = load_file(f"out.1.logits/{row['row']}-0.safetensors")
-        picked = found["logits"].log_softmax(-1).gather(-1, found["token_ids"][:, None])
+        logits = load_file(f"out.1.logits/{row['row']}-0.safetensors")
+        picked = logits["logits"].log_softmax(-1).gather(-1, logits["token_ids"][:, None])
         assert len(picked) == row["tokens"]
         assert picked.sum().item() == pytest.approx(row["log_probability"], abs=1e-4)
 
@@ -543,15 +558,15 @@ def test_a_policy_of_ppo_with_an_adapter_answers_from_its_checkpoints(train, pre
     limits = ["dataset.limit.train=64", "dataset.limit.eval=8", "trainer.args.max_steps=4"]
     saves = ["trainer.args.save_strategy=steps", "trainer.args.save_steps=2", "model=tiny"]
     run = train(*words, *limits, *saves).run
-    said = {}
+    answers = {}
     for wish in ("start", "2", "last", "model"):
         predict(str(run.folder), f"checkpoint={wish}", f"to={wish}.jsonl", "temperature=1")
-        said[wish] = [
+        answers[wish] = [
             (row["completion"], row["log_probability"]) for row in rows_of(Path(f"{wish}.jsonl"))
         ]
-    assert said["last"] == said["model"]
-    assert len(said["model"]) == 8
-    assert len({tuple(rows) for rows in said.values()}) == 3
+    assert answers["last"] == answers["model"]
+    assert len(answers["model"]) == 8
+    assert len({tuple(rows) for rows in answers.values()}) == 3
 
 
 @pytest.mark.slow
@@ -575,7 +590,7 @@ def test_a_reward_model_scores_answers(train, predict):
         read_json(run.folder / "scores.json")["after"]["eval_accuracy"]
     )
     answer = rows[0]["completion"][0]["content"]
-    said = predict(
+    streams = predict(
         str(run.folder), f"prompt={rows[0]['prompt'][0]['content']}", f"completion={answer}"
     )
-    assert float(said.out) == pytest.approx(rows[0]["score"], abs=1e-4)
+    assert float(streams.out) == pytest.approx(rows[0]["score"], abs=1e-4)

@@ -81,12 +81,12 @@ def see(tokenizer, rows, made, collator=None, limit=None, **how):
     )
 
 
-def fault_of(seen, allowed):
+def fault_of(inspection, allowed):
     """The one fault, which names what allows it, and is gone where that is allowed."""
-    [fault] = find_faults(seen)
+    [fault] = find_faults(inspection)
     name, value = allowed
     assert f"tolerate.{name}=" in fault.fix
-    assert find_faults(seen, Tolerate.read({name: value})) == []
+    assert find_faults(inspection, Tolerate.read({name: value})) == []
     return fault
 
 
@@ -94,23 +94,23 @@ def fault_of(seen, allowed):
 
 
 def test_sound_rows_have_no_fault(tokenizer):
-    seen = see(tokenizer, CHATS, prepared(tokenizer, CHATS), limit=1024)
-    assert find_faults(seen) == []
-    assert len(seen.ended) == len(CHATS)
-    assert not seen.cut
-    assert not seen.prompt_mismatches
-    assert 0 < seen.trained < sum(len(row.ids) for row in seen.rows)
+    inspection = see(tokenizer, CHATS, prepared(tokenizer, CHATS), limit=1024)
+    assert find_faults(inspection) == []
+    assert len(inspection.ended) == len(CHATS)
+    assert not inspection.cut
+    assert not inspection.prompt_mismatches
+    assert 0 < inspection.trained < sum(len(row.ids) for row in inspection.rows)
 
 
 def test_conversations_of_which_every_token_is_trained_are_noted_until_they_are_weighed(tokenizer):
     made = prepared(tokenizer, CHATS)
     assert find_notes(see(tokenizer, CHATS, made)) == []
-    whole = [{"input_ids": row["input_ids"]} for row in made]
-    seen = see(tokenizer, CHATS, whole)
-    [note] = find_notes(seen)
+    unmasked = [{"input_ids": row["input_ids"]} for row in made]
+    inspection = see(tokenizer, CHATS, unmasked)
+    [note] = find_notes(inspection)
     assert "every token of 3 conversations is trained" in note
     assert "weight=answers" in note
-    assert note in summary_of(seen)
+    assert note in summary_of(inspection)
 
 
 def test_plain_text_in_which_prompt_and_answer_are_one_word_is_noted(tokenizer):
@@ -147,8 +147,11 @@ def test_no_trained_token_is_refused(tokenizer):
 
 
 def test_a_trainer_that_leaves_out_every_row_is_refused(tokenizer):
-    seen = see(tokenizer, CHATS, [], limit=4)
-    told = [fault.found for fault in find_faults(seen, Tolerate(truncated=1, nothing_trained=True))]
+    inspection = see(tokenizer, CHATS, [], limit=4)
+    told = [
+        fault.found
+        for fault in find_faults(inspection, Tolerate(truncated=1, nothing_trained=True))
+    ]
     assert told == ["no row is left of 3: the trainer leaves out all of them"]
 
 
@@ -232,27 +235,31 @@ def test_a_prompt_doubled_by_template_and_tokenizer_is_refused_where_answers_are
 def test_more_cut_rows_than_a_tenth_are_refused(tokenizer, cut, refused):
     long = {"messages": [ASKED, {"role": "assistant", "content": "A dog. " * 40}]}
     rows = CHATS * 6 + [long] * cut
-    seen = see(tokenizer, rows, prepared(tokenizer, rows, 100), limit=100)
-    assert (len(seen.cut), [row.whole > 100 for row in seen.rows][-cut:]) == (cut, [True] * cut)
+    inspection = see(tokenizer, rows, prepared(tokenizer, rows, 100), limit=100)
+    assert (len(inspection.cut), [row.whole > 100 for row in inspection.rows][-cut:]) == (
+        cut,
+        [True] * cut,
+    )
     if refused:
         rows += [long]
-        seen = see(tokenizer, rows, prepared(tokenizer, rows, 100), limit=100)
-        fault = fault_of(seen, ("truncated", 0.15))
+        inspection = see(tokenizer, rows, prepared(tokenizer, rows, 100), limit=100)
+        fault = fault_of(inspection, ("truncated", 0.15))
         assert fault.found.startswith("100: 14% of 21 rows")
         assert fault.expected == "at most 10% of the rows"
         assert (
-            fault.fix == f"trainer.args.max_length={seen.cut[0].length}, or tolerate.truncated=0.15"
+            fault.fix
+            == f"trainer.args.max_length={inspection.cut[0].length}, or tolerate.truncated=0.15"
         )
     else:
-        assert find_faults(seen) == []
+        assert find_faults(inspection) == []
 
 
 def test_a_row_as_long_as_the_limit_is_whole(tokenizer):
     made = prepared(tokenizer, CHATS)
     longest = max(len(row["input_ids"]) for row in made)
-    seen = see(tokenizer, CHATS, made, limit=longest)
-    assert find_faults(seen) == []
-    assert not any(row.whole for row in seen.rows)
+    inspection = see(tokenizer, CHATS, made, limit=longest)
+    assert find_faults(inspection) == []
+    assert not any(row.whole for row in inspection.rows)
 
 
 def test_answers_that_generation_opens_otherwise_are_refused(tokenizer):
@@ -280,9 +287,9 @@ def test_a_reward_model_needs_neither_end_nor_prompt(tokenizer):
         }
     ]
     made = [{"chosen_ids": [5, 6, 7], "rejected_ids": [5, 8]}]
-    seen = see(tokenizer, rows, made, Scored(pad_token_id=0), form="preference", head="score")
-    assert find_faults(seen) == []
-    assert [row.trained for row in seen.rows] == [
+    inspection = see(tokenizer, rows, made, Scored(pad_token_id=0), form="preference", head="score")
+    assert find_faults(inspection) == []
+    assert [row.trained for row in inspection.rows] == [
         [False, False, True],
         [False, True],
     ]
@@ -298,7 +305,7 @@ def test_the_rows_and_the_random_numbers_of_a_training_stay_as_they_were(tokeniz
     trainer = SimpleNamespace(
         args=SimpleNamespace(), processing_class=tokenizer, train_dataset=Dataset.from_list(made)
     )
-    whole = trainer.train_dataset
+    rows_before = trainer.train_dataset
 
     def load():
         torch.rand(3), random.random()
@@ -307,7 +314,7 @@ def test_the_rows_and_the_random_numbers_of_a_training_stay_as_they_were(tokeniz
 
     trainer.get_train_dataloader = load
     inspect_training(trainer, Dataset.from_list(CHATS), form="demonstration", head="lm", count=2)
-    assert trainer.train_dataset is whole
+    assert trainer.train_dataset is rows_before
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
 
@@ -343,14 +350,14 @@ def short(rows):
 
 def test_pairs_lie_beside_each_other_in_whichever_way_they_come():
     pair = {"prompt_ids": [1, 2], "chosen_ids": [3, 4, 5], "rejected_ids": [6]}
-    other = {"prompt_ids": [7], "chosen_ids": [8], "rejected_ids": [9]}
+    other_pair = {"prompt_ids": [7], "chosen_ids": [8], "rejected_ids": [9]}
     wanted = [
         (0, "chosen", [1, 2, 3, 4, 5], [0, 0, 1, 1, 1]),
         (0, "rejected", [1, 2, 6], [0, 0, 1]),
         (1, "chosen", [7, 8], [0, 1]),
         (1, "rejected", [7, 9], [0, 1]),
     ]
-    batch = Pairs(pad_token_id=0)([pair, other])
+    batch = Pairs(pad_token_id=0)([pair, other_pair])
     assert short(read_batches([batch], "preference", "lm")) == wanted
     apart = {}
     for side, rows in (("chosen", (0, 1)), ("rejected", (2, 3))):
@@ -364,15 +371,17 @@ def test_pairs_lie_beside_each_other_in_whichever_way_they_come():
 def test_labelled_answers_say_whether_they_are_good_and_count_through_the_batches():
     row = {"prompt_ids": [1], "completion_ids": [2], "label": True}
     collate = Labelled(pad_token_id=0)
-    seen = read_batches([collate([row, row | {"label": False}]), collate([row])], "unpaired", "lm")
-    assert [(row.number, row.role) for row in seen] == [(0, "good"), (1, "bad"), (2, "good")]
+    batches = read_batches(
+        [collate([row, row | {"label": False}]), collate([row])], "unpaired", "lm"
+    )
+    assert [(row.number, row.role) for row in batches] == [(0, "good"), (1, "bad"), (2, "good")]
 
 
 def test_packed_texts_are_taken_apart_where_their_positions_begin_anew():
     rows = [{"input_ids": [1, 2, 3, 4, 5], "labels": [1, 2, 3, 4, 5], "seq_lengths": [3, 2]}]
     batch = Tokens(pad_token_id=0, padding_free=True)(rows)
-    seen = short(read_batches([batch], "demonstration", "lm"))
-    assert [(ids, trained) for _, _, ids, trained in seen] == [
+    batches = short(read_batches([batch], "demonstration", "lm"))
+    assert [(ids, trained) for _, _, ids, trained in batches] == [
         ([1, 2, 3], [0, 1, 1]),
         ([4, 5], [0, 1]),
     ]
@@ -383,8 +392,8 @@ def test_weights_of_tokens_come_along():
 
     batch = Tokens(pad_token_id=0)([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}])
     batch["token_weights"] = torch.tensor([[0.0, 1.0, 2.5], [0.5, 1.0, 0.0]])
-    seen = read_batches([batch], "demonstration", "lm")
-    assert [row.weights for row in seen] == [[0.0, 1.0, 2.5], [0.5, 1.0]]
+    batches = read_batches([batch], "demonstration", "lm")
+    assert [row.weights for row in batches] == [[0.0, 1.0, 2.5], [0.5, 1.0]]
 
 
 @pytest.mark.parametrize("text", ["Ann saw 把数字 and 🦊🦊!", "  two  spaces\n\nlines\t", "é́ ̈ x"])
@@ -429,9 +438,9 @@ def test_the_two_of_a_pair_share_their_prompt():
     ]
     text = format_sheet(Sheet("train", [], pair))
     assert (
-        "row 1: 2 tokens are shared\n  pq\n\nchosen: 1 of 3 tokens trained (33%)\n  a\n  ^\n\nrejected"
-        in text
-    )
+        "row 1: 2 tokens are shared\n  pq\n\n"
+        "chosen: 1 of 3 tokens trained (33%)\n  a\n  ^\n\nrejected"
+    ) in text
 
 
 def test_lines_fit_the_width_and_long_stretches_lose_their_middle():
@@ -493,12 +502,12 @@ def test_the_page_is_whole_by_itself_and_no_text_of_others_is_part_of_it():
 
 
 def test_the_words_of_the_preview_are_told_apart_from_those_of_a_training():
-    own = options_of("preview")
+    own_options = options_of("preview")
     options, words, faults = split_options(
-        ["rows=5", "seed=1", "html=a.html", "set=all"], own, "preview"
+        ["rows=5", "seed=1", "html=a.html", "set=all"], own_options, "preview"
     )
     assert (options, words, faults) == ({"rows": 5, "html": "a.html", "set": "all"}, ["seed=1"], [])
-    *_, faults = split_options(["rows=none", "set=test"], own, "preview")
+    *_, faults = split_options(["rows=none", "set=test"], own_options, "preview")
     assert [fault.where for fault in faults] == ["rows", "set"]
 
 
@@ -610,9 +619,9 @@ def test_nothing_of_the_page_runs_off_a_phone(tmp_path, width):
     done = subprocess.run(
         [*command, f"file://{tmp_path}/harness.html"], capture_output=True, text=True, timeout=120
     )
-    found = re.search(r'data-found="(\d+) of (\d+)"', done.stdout)
-    assert found and width - 20 <= int(found[2]) <= width  # but for a scroll bar
-    assert int(found[1]) <= int(found[2])
+    match = re.search(r'data-found="(\d+) of (\d+)"', done.stdout)
+    assert match and width - 20 <= int(match[2]) <= width  # but for a scroll bar
+    assert int(match[1]) <= int(match[2])
 
 
 @pytest.mark.parametrize(
@@ -621,8 +630,8 @@ def test_nothing_of_the_page_runs_off_a_phone(tmp_path, width):
 def test_a_page_that_cannot_be_written_names_what_was_typed(tmp_path, capsys, place, shown):
     (tmp_path / "file").touch()
     assert main(["preview", "rows=1", f"html={place.format(tmp_path)}"]) == 5
-    said = capsys.readouterr().err
-    assert "\n  html\n" in said
-    assert f"found     {shown.format(tmp_path)}" in said
-    assert "html=<another place>" in said
+    stderr = capsys.readouterr().err
+    assert "\n  html\n" in stderr
+    assert f"found     {shown.format(tmp_path)}" in stderr
+    assert "html=<another place>" in stderr
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]

@@ -47,10 +47,10 @@ if __name__ == '__main__':
 
 def state_of_process():
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    said = sys.stdout, sys.stderr, sys.excepthook, logging.root.level, *logging.root.handlers
+    streams = sys.stdout, sys.stderr, sys.excepthook, logging.root.level, *logging.root.handlers
     return (
         handlers,
-        said,
+        streams,
         dict(os.environ),
         sys.argv[:],
         sys.path[:],
@@ -67,36 +67,36 @@ def trained(tmp_path_factory):
     (folder / "runner.py").write_text("raise AssertionError('it hides the package')")
     (folder / "mine.py").write_text(OWN)
     words = (*QUICK, "allow=[mine]", "callback.say._target_=mine.Say")
-    said = io.StringIO()
-    found = {}
+    output = io.StringIO()
+    result = {}
 
     def call():
-        found["run"] = runner.train(*words)
+        result["run"] = runner.train(*words)
 
     os.chdir(folder)
     try:
-        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
             patch.syspath_prepend("")
             states = [state_of_process()]
             thread = threading.Thread(target=call)
             thread.start()
             thread.join()
             states.append(state_of_process())
-        yield found["run"], words, said.getvalue(), states
+        yield result["run"], words, output.getvalue(), states
     finally:
         os.chdir(before)
 
 
 @pytest.mark.slow
 def test_a_training_is_a_finished_run_and_leaves_the_process_as_it_was(trained):
-    run, _, said, (before, after) = trained
+    run, _, output, (before, after) = trained
     assert run.state == "finished"
     assert before == after
     assert [line["step"] for line in run.metrics] == [0, 2]
     assert run.metrics[-1]["loss"] > 0
     assert run.scores["before"].keys() == run.scores["after"].keys() >= {"eval_loss"}
-    assert said.count("mine\n") == 2
-    assert "finished  2 steps" in said
+    assert output.count("mine\n") == 2
+    assert "finished  2 steps" in output
 
 
 @pytest.mark.slow
@@ -111,11 +111,11 @@ def test_a_finished_run_comes_back_at_once(trained, monkeypatch, capsys):
 def test_the_runs_of_a_folder_are_found_and_their_models_load(trained):
     run, words, *_ = trained
     for place in ("outputs", run.folder.parent, run.folder):
-        assert [each.folder for each in runner.runs(place)] == [run.folder]
-    (found,) = runner.runs()
-    assert repr(found) == f"<{found}: finished 2/2>"
-    tokenizer = found.tokenizer()
-    model = found.model()
+        assert [run_found.folder for run_found in runner.runs(place)] == [run.folder]
+    (listed,) = runner.runs()
+    assert repr(listed) == f"<{listed}: finished 2/2>"
+    tokenizer = listed.tokenizer()
+    model = listed.model()
     ids = tokenizer("3 1 2", return_tensors="pt").to(model.device)
     assert model.generate(**ids, max_new_tokens=3).shape[1] > ids["input_ids"].shape[1]
     assert runner.compose(*words) == dict(run.cfg)
@@ -159,19 +159,19 @@ def test_the_error_of_the_training_is_raised_with_its_faults(tmp_path):
     (composed,) = compose_runs(words)
     folder = open_run(composed.cfg, composed.overrides).folder
     (folder / "metrics.jsonl").write_text("garbage\n\n")
-    with pytest.raises(FolderError) as caught, contextlib.redirect_stdout(io.StringIO()) as said:
+    with pytest.raises(FolderError) as caught, contextlib.redirect_stdout(io.StringIO()) as output:
         runner.train(*words)
     (fault,) = caught.value.faults
     assert fault.found == "line 1, 2 cannot be read"
     assert fault.fix.startswith(f"rm {folder}/metrics.jsonl")
     assert caught.value.code == 4
-    assert str(caught.value) in said.getvalue()
+    assert str(caught.value) in output.getvalue()
 
 
 @pytest.mark.slow
 def test_the_error_of_a_command_that_was_refused_before_there_was_a_run(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\nno json\n')
-    with pytest.raises(DataError) as caught, contextlib.redirect_stdout(io.StringIO()) as said:
+    with pytest.raises(DataError) as caught, contextlib.redirect_stdout(io.StringIO()) as output:
         runner.train(
             "trainer=sft",
             "dataset=local",
@@ -179,7 +179,7 @@ def test_the_error_of_a_command_that_was_refused_before_there_was_a_run(tmp_path
             f"output_root={tmp_path}/outputs",
         )
     assert caught.value.code == 2
-    assert str(caught.value) in said.getvalue()
+    assert str(caught.value) in output.getvalue()
     assert caught.value.faults[0].where.endswith("rows.jsonl:2")
     assert not (tmp_path / "outputs").exists()
 
@@ -212,13 +212,16 @@ def test_a_stop_lets_the_step_be_saved_before_it_is_raised(tmp_path, monkeypatch
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(_python, "python_words", lambda _: [sys.executable, "-c", SAVING])
-    with pytest.raises(KeyboardInterrupt), contextlib.redirect_stdout(Stopped()) as said:
+    with pytest.raises(KeyboardInterrupt), contextlib.redirect_stdout(Stopped()) as output:
         runner.train(*QUICK, f"output_root={tmp_path}")
-    assert said.getvalue() == "ready\nsaved\n"
+    assert output.getvalue() == "ready\nsaved\n"
 
 
 def test_importing_it_imports_nothing():
-    code = "import sys; before = {*sys.modules}; import runner; names = {name.split('.')[0] for name in sys.modules}; "
+    code = (
+        "import sys; before = {*sys.modules}; import runner; "
+        "names = {name.split('.')[0] for name in sys.modules}; "
+    )
     code += "print(names - before - sys.stdlib_module_names, dir(runner))"
     done = subprocess.run([sys.executable, "-Pc", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("{'runner'} ")

@@ -30,26 +30,29 @@ LACKING = "ray is not installed (pip install 'ray>=2.40,<3')"
 class StandIn(SimpleNamespace):
     """As much of Ray as a command asks: its nodes, and actors by their names, each with the error that ended it."""
 
-    def __init__(self, *nodes, there=True):
+    def __init__(self, *nodes, installed=True):
         self.given, self.ends = {}, {}
         self.exceptions = SimpleNamespace(RayError=RuntimeError)
         self.util = SimpleNamespace(
             list_named_actors=lambda: [name for name in self.given if name not in self.ends]
         )
         self.nodes = lambda: [{"Resources": node, "Alive": True} for node in nodes]
-        self.is_initialized = lambda: there
+        self.is_initialized = lambda: installed
 
-    def init(self, address, **more):
+    def init(self, address, **settings):
         self.is_initialized = lambda: True
 
-    def remote(self, **own):
-        if own["max_restarts"] < -1:
+    def remote(self, **options):
+        if options["max_restarts"] < -1:
             raise ValueError("max_restarts must be at least -1")
-        make = lambda **more: SimpleNamespace(remote=lambda *words: self.made(**own | more))  # noqa: E731
+
+        def make(**settings):
+            return SimpleNamespace(remote=lambda *words: self.made(**options | settings))
+
         return lambda actor: SimpleNamespace(options=make)
 
-    def made(self, name, **given):
-        self.given[name] = given
+    def made(self, name, **arguments):
+        self.given[name] = arguments
         return SimpleNamespace(__ray_ready__=SimpleNamespace(remote=lambda: name))
 
     def wait(self, ends, timeout):
@@ -64,8 +67,8 @@ def cluster(monkeypatch):
     monkeypatch.setattr(queue, "ENDS", {})
     monkeypatch.setattr(sys, "stdout", sys.stdout)
 
-    def be(*nodes, there=True):
-        stand_in = StandIn(*nodes, there=there)
+    def be(*nodes, installed=True):
+        stand_in = StandIn(*nodes, installed=installed)
         monkeypatch.setitem(sys.modules, "ray", stand_in)
         return stand_in
 
@@ -101,8 +104,8 @@ def test_a_run_waits_for_what_it_builds_on_and_for_its_turn(cluster, tmp_path, c
     queue.Ray(jobs=1, wait=False, num_processes=2).submit(
         tasks[1:], places, lambda task, ticket: None
     )
-    given = ray.given[str(tmp_path / "dpo")]
-    assert (given["lifetime"], given["num_cpus"], given["num_gpus"]) == ("detached", 2, 0)
+    options = ray.given[str(tmp_path / "dpo")]
+    assert (options["lifetime"], options["num_cpus"], options["num_gpus"]) == ("detached", 2, 0)
 
 
 def test_a_run_gets_a_gpu_for_each_process_where_there_are_any(cluster, tmp_path):
@@ -110,8 +113,13 @@ def test_a_run_gets_a_gpu_for_each_process_where_there_are_any(cluster, tmp_path
     queue.Ray(num_processes=2, num_cpus=0.5).submit(
         tasks_in(tmp_path, "one"), {}, lambda task, ticket: None
     )
-    [given] = ray.given.values()
-    assert (given["lifetime"], given["num_cpus"], given["num_gpus"], given["max_restarts"]) == (
+    [options] = ray.given.values()
+    assert (
+        options["lifetime"],
+        options["num_cpus"],
+        options["num_gpus"],
+        options["max_restarts"],
+    ) == (
         None,
         0.5,
         2,
@@ -125,7 +133,7 @@ def test_what_no_node_has_is_refused_of_its_own_cluster_and_said_of_one_that_may
     tasks = tasks_in(tmp_path, "one")
     noted = []
     wanted = queue.Ray(num_gpus=8, resources={"big_disk": 1})
-    cluster({"CPU": 4.0, "GPU": 4.0}, {"CPU": 4.0, "GPU": 4.0}, there=False)
+    cluster({"CPU": 4.0, "GPU": 4.0}, {"CPU": 4.0, "GPU": 4.0}, installed=False)
     with pytest.raises(EnvironmentFault, match="needs GPU: 8, big_disk: 1"):
         wanted.submit(tasks, {}, lambda task, ticket: noted.append(ticket))
     assert not noted
@@ -184,14 +192,14 @@ def test_an_address_of_a_run_folder_is_reached_only_where_it_is_local_or_typed(
     asked = []
     monkeypatch.setattr(queue.Ray, "check", lambda ray: asked.append(ray.address))
     monkeypatch.setattr(queue.Ray, "look", lambda ray: {})
-    given = [] if address is None else [f"launcher.address='{address}'"]
-    run = open_run(compose(["trainer=sft", "launcher=ray", *given]).cfg, [])
+    words_of_address = [] if address is None else [f"launcher.address='{address}'"]
+    run = open_run(compose(["trainer=sft", "launcher=ray", *words_of_address]).cfg, [])
     assert main(["cancel", str(run), *typed]) == (0 if is_asked else 2)
     assert asked == ([address] if is_asked else [])
     if not is_asked:
-        said = capsys.readouterr().err
-        assert "launcher.address" in said
-        assert f"launcher.address={address}" in said.replace("'", "")
+        stderr = capsys.readouterr().err
+        assert "launcher.address" in stderr
+        assert f"launcher.address={address}" in stderr.replace("'", "")
 
 
 @pytest.mark.skipif(bool(find_spec("ray")), reason="ray is installed")

@@ -14,8 +14,10 @@ from runner.model.jinja import family_files, read_template
 # As Mistral's first ones do, which know no turns but these.
 ALTERNATING = (
     "{% for m in messages %}"
-    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
-    "{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %}{{ m['content'] + eos_token }}{% endif %}"
+    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %}"
+    "{{ m['content'] + eos_token }}{% endif %}"
     "{% endfor %}"
 )
 CALL = {"name": "weather", "arguments": '{"city": "paris"}'}  # as it goes over the wire
@@ -27,12 +29,12 @@ CALLED = {
 RESULT = {"role": "tool", "name": "weather", "tool_call_id": "call00001", "content": "22 degrees"}
 
 
-def user(text, **more):
-    return {"role": "user", "content": text, **more}
+def user(text, **keys):
+    return {"role": "user", "content": text, **keys}
 
 
-def bot(text, **more):
-    return {"role": "assistant", "content": text, **more}
+def bot(text, **keys):
+    return {"role": "assistant", "content": text, **keys}
 
 
 def system(text, role="system"):
@@ -129,7 +131,7 @@ def test_the_habits_of_a_template_are_found():
     for family in ("qwen2_5", "qwen3", "gptoss", "deepseekv3"):
         tokenizer.chat_template = read_template(family)
         habits[family] = habits_of(tokenizer)
-    assert [each.developer for each in habits.values()] == [
+    assert [habit.developer for habit in habits.values()] == [
         "system",
         "system",
         "developer",
@@ -137,7 +139,7 @@ def test_the_habits_of_a_template_are_found():
     ]
     assert all("reasoning_content" in habits[family].thoughts for family in ("qwen3", "gptoss"))
     assert not habits["qwen2_5"].thoughts
-    assert [each.takes_mappings for each in habits.values()] == [True, True, True, False]
+    assert [habit.takes_mappings for habit in habits.values()] == [True, True, True, False]
 
 
 # --- By the command -------------------------------------------------------------------------------
@@ -159,9 +161,9 @@ def test_what_a_developer_says_is_a_system_turn_where_the_template_knows_only_th
 def test_a_turn_that_a_template_refuses_or_loses_is_refused_and_what_is_told_works(
     preview, turns, template, join
 ):
-    _, said = preview(TALKS[turns], template, code=2)
-    assert f"dataset.join_turns={join}" in said
-    assert "chatml" not in said
+    _, notes = preview(TALKS[turns], template, code=2)
+    assert f"dataset.join_turns={join}" in notes
+    assert "chatml" not in notes
     shown, _ = preview(
         TALKS[turns], template, f"dataset.join_turns={join}", "tolerate.other_template=true"
     )
@@ -207,21 +209,21 @@ def test_turns_are_joined_with_the_question_behind_them():
 
 
 def test_thoughts_without_a_place_are_told(preview):
-    shown, said = preview(TALKS["thought"], "qwen2_5")
+    shown, notes = preview(TALKS["thought"], "qwen2_5")
     assert "silver" not in shown
-    assert "the thought before the last turn, such as 'silver'; dataset.thoughts=inline" in said
+    assert "the thought before the last turn, such as 'silver'; dataset.thoughts=inline" in notes
 
 
 @pytest.mark.slow
 def test_thoughts_are_written_by_choice_or_by_the_template(preview):
-    shown, said = preview(TALKS["thought"], "qwen2_5", "dataset.thoughts=inline")
+    shown, notes = preview(TALKS["thought"], "qwen2_5", "dataset.thoughts=inline")
     assert "<think>↵\nsilver↵\n</think>↵\n↵\npaper<|im_end|>" in shown
-    assert "thought" not in said
+    assert "thought" not in notes
     earlier = [*TALKS["thought"], user("stone?"), bot("copper", thinking="gold")]
-    shown, said = preview(earlier, "qwen3")  # which has its own rule
+    shown, notes = preview(earlier, "qwen3")  # which has its own rule
     assert "gold" in shown
     assert "silver" not in shown
-    assert "its own rule" in said
+    assert "its own rule" in notes
 
 
 def test_a_call_in_the_form_of_the_wire_is_trained_as_one(preview):
@@ -239,57 +241,58 @@ def test_a_call_in_the_form_of_the_wire_is_trained_as_one(preview):
 
 
 def test_what_no_place_is_for_is_refused(preview):
-    _, said = preview(TALKS["words beside a call"], "llama3_1", code=2)
-    assert "leaves out what the assistant says" in said
-    assert "tolerate.lost_text=true" in said
+    _, notes = preview(TALKS["words beside a call"], "llama3_1", code=2)
+    assert "leaves out what the assistant says" in notes
+    assert "tolerate.lost_text=true" in notes
 
 
 @pytest.mark.slow
 def test_what_no_place_is_for_is_allowed_by_choice(preview):
-    _, said = preview(TALKS["words beside a call"], "llama3_1", "tolerate.lost_text=true")
-    assert "leaves out what the assistant says" in said
+    _, notes = preview(TALKS["words beside a call"], "llama3_1", "tolerate.lost_text=true")
+    assert "leaves out what the assistant says" in notes
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
-    _, said = preview(TALKS["system"], "phi3", code=2, tools=tools)
-    assert "the tools" in said
-    assert "dataset.without=[tools]" in said
+    _, notes = preview(TALKS["system"], "phi3", code=2, tools=tools)
+    assert "the tools" in notes
+    assert "dataset.without=[tools]" in notes
     preview(TALKS["system"], "phi3", "dataset.without=[tools]", tools=tools)
 
 
 def test_what_nobody_reads_is_named(preview):
     turns = [user("river?", name="Ann", id=3), bot("paper", train=False)]
-    _, said = preview(
+    _, notes = preview(
         turns, "qwen2_5", source="web", history=[], chat_template_kwargs={"enable_thinking": False}
     )
-    assert "not used: the columns source, history; of turns id, train" in said
-    assert "not used by the chat template: chat_template_kwargs.enable_thinking, name" in said
+    assert "not used: the columns source, history; of turns id, train" in notes
+    assert "not used by the chat template: chat_template_kwargs.enable_thinking, name" in notes
 
 
 def test_a_column_is_named_once_and_rows_that_steps_make_are_read_beyond_the_first(
     preview, tmp_path, monkeypatch
 ):
-    _, said = preview(
+    _, notes = preview(
         None, "qwen2_5", prompt="river? ", completion="paper", system="gold", source="web"
     )
-    assert "the column `system` is left out" in said
-    assert "not used: the column source" in said
+    assert "the column `system` is left out" in notes
+    assert "not used: the column source" in notes
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "late_steps.py").write_text(
-        "def add(row, seen=[]):\n    seen.append(row)\n    return row | ({'late': 1} if len(seen) % 3 == 0 else {})\n"
+        "def add(row, seen=[]):\n    seen.append(row)\n"
+        "    return row | ({'late': 1} if len(seen) % 3 == 0 else {})\n"
     )
     words = ("dataset.map=[{_target_: late_steps.add}]", "allow=[late_steps]")
-    _, said = preview(None, "qwen2_5", *words, prompt="river? ", completion="paper", source="web")
-    assert "not used: the columns source, late" in said
+    _, notes = preview(None, "qwen2_5", *words, prompt="river? ", completion="paper", source="web")
+    assert "not used: the columns source, late" in notes
 
 
 @pytest.mark.slow
 def test_a_rule_of_weights_that_finds_nothing_is_told(preview):
-    _, said = preview(
+    _, notes = preview(
         TALKS["twice"][1:3], "qwen2_5", "weight=[answers,pattern]", "weight.pattern.pattern=zinc"
     )
-    assert "not used: the weights of pattern(pattern=zinc" in said
-    assert "answers(" not in said
-    _, said = preview(TALKS["twice"][1:3], "qwen2_5", "weight=pattern", "weight.pattern=paper")
-    assert "not used" not in said
+    assert "not used: the weights of pattern(pattern=zinc" in notes
+    assert "answers(" not in notes
+    _, notes = preview(TALKS["twice"][1:3], "qwen2_5", "weight=pattern", "weight.pattern=paper")
+    assert "not used" not in notes
 
 
 WEIGHED = [user("river?"), bot("paper", weight=0), user("stone?"), bot("copper", weight=1)]
@@ -310,18 +313,18 @@ def test_a_trainer_that_weighs_no_tokens_says_so(preview):
         "chosen": [bot("paper", weight=1)],
         "rejected": [bot("copper")],
     }
-    _, said = preview(None, "qwen2_5", trainer="reward", code=2, **pair)
-    assert "turns of the rows have a weight" in said
-    assert "tolerate.turn_weights=true" in said
-    _, said = preview(None, "qwen2_5", "tolerate.turn_weights=true", trainer="reward", **pair)
-    assert "not used: the weights of turns" in said
+    _, notes = preview(None, "qwen2_5", trainer="reward", code=2, **pair)
+    assert "turns of the rows have a weight" in notes
+    assert "tolerate.turn_weights=true" in notes
+    _, notes = preview(None, "qwen2_5", "tolerate.turn_weights=true", trainer="reward", **pair)
+    assert "not used: the weights of turns" in notes
 
 
 def test_a_template_without_marks_is_sent_to_weights(preview):
-    _, said = preview(
+    _, notes = preview(
         TALKS["twice"][1:3], ALTERNATING, "trainer.args.assistant_only_loss=true", code=2
     )
-    assert "trainer.args.assistant_only_loss=false weight=answers" in said
+    assert "trainer.args.assistant_only_loss=false weight=answers" in notes
     words = (
         "trainer.args.assistant_only_loss=false",
         "weight=[answers,pattern]",
@@ -342,15 +345,15 @@ def test_the_turns_before_a_question_are_asked_with_it(preview):
 @pytest.mark.slow
 def test_a_column_that_is_an_answer_by_its_name_is_told(preview):
     row = {"prompt": "river?", "target": "paper"}
-    _, said = preview(None, "qwen2_5", "reward=length", trainer="grpo", **row)
-    assert "by their names the columns `prompt` and `target`" in said
-    assert "dataset.form=prompt" in said
-    _, said = preview(
+    _, notes = preview(None, "qwen2_5", "reward=length", trainer="grpo", **row)
+    assert "by their names the columns `prompt` and `target`" in notes
+    assert "dataset.form=prompt" in notes
+    _, notes = preview(
         None, "qwen2_5", "reward=length", trainer="grpo", code=2, **row | {"target": 5}
     )
-    assert "by the names of columns: prompt=prompt, target=target" in said
-    assert "dataset.form=prompt" in said
-    _, said = preview(
+    assert "by the names of columns: prompt=prompt, target=target" in notes
+    assert "dataset.form=prompt" in notes
+    _, notes = preview(
         None,
         "qwen2_5",
         "reward=length",
@@ -358,26 +361,26 @@ def test_a_column_that_is_an_answer_by_its_name_is_told(preview):
         trainer="grpo",
         **row | {"target": 5},
     )
-    assert "names" not in said
+    assert "names" not in notes
 
 
 def test_what_should_open_a_conversation_and_does_not_is_told(preview):
     system_first = [system("gold"), *TALKS["twice"][1:3]]
-    shown, said = preview(system_first, "qwen2_5", system="silver")
-    assert "not used: the column system where a row's turns begin differently" in said
+    shown, notes = preview(system_first, "qwen2_5", system="silver")
+    assert "not used: the column system where a row's turns begin differently" in notes
     assert "gold" in shown
 
 
 @pytest.mark.slow
 def test_what_should_open_a_pair_and_does_not_is_told(preview):
     system_first = [system("gold"), *TALKS["twice"][1:3]]
-    _, said = preview(system_first, "qwen2_5", "dataset.system=silver")
-    assert "not used: dataset.system where a row's turns begin differently" in said
+    _, notes = preview(system_first, "qwen2_5", "dataset.system=silver")
+    assert "not used: dataset.system where a row's turns begin differently" in notes
     pair = {"chosen": [user("river?"), bot("paper")], "rejected": [user("river?"), bot("copper")]}
-    _, said = preview(None, "qwen2_5", trainer="dpo", prompt="silver", **pair)
-    assert "not used: the column prompt where a row's turns begin differently" in said
-    _, said = preview(None, "qwen2_5", trainer="dpo", prompt=" river? ", **pair)
-    assert "not used" not in said
+    _, notes = preview(None, "qwen2_5", trainer="dpo", prompt="silver", **pair)
+    assert "not used: the column prompt where a row's turns begin differently" in notes
+    _, notes = preview(None, "qwen2_5", trainer="dpo", prompt=" river? ", **pair)
+    assert "not used" not in notes
 
 
 TOOL = json.dumps({"type": "function", "function": {"name": "weather", "parameters": {}}})
@@ -398,9 +401,9 @@ def test_no_tools_are_none(preview, tools):
 
 
 def test_tools_that_are_no_json_are_refused(preview):
-    _, said = preview(TALKS["system"], "qwen2_5", code=2, tools="hammer")
-    assert "found     str 'hammer'" in said
-    assert "dataset.without=[tools]" in said
+    _, notes = preview(TALKS["system"], "qwen2_5", code=2, tools="hammer")
+    assert "found     str 'hammer'" in notes
+    assert "dataset.without=[tools]" in notes
 
 
 def test_stripped_blanks_and_special_tokens_in_texts_are_told():
@@ -415,6 +418,12 @@ def test_stripped_blanks_and_special_tokens_in_texts_are_told():
     for family in ("llama3", "qwen2_5"):
         tokenizer.chat_template = read_template(family)
         told[family] = list(look_at_texts(tokenizer, rows).notes())
-    held = "in 1 of 2 rows what the user says holds <|im_end|>, which the model reads as a special token, not as text"
-    stripped = "in 1 of 2 rows the chat template strips blanks of what the assistant says, such as '    x = 1\\n'"
+    held = (
+        "in 1 of 2 rows what the user says holds <|im_end|>, "
+        "which the model reads as a special token, not as text"
+    )
+    stripped = (
+        "in 1 of 2 rows the chat template strips blanks "
+        "of what the assistant says, such as '    x = 1\\n'"
+    )
     assert told == {"llama3": [stripped, held], "qwen2_5": [held]}

@@ -73,13 +73,15 @@ def test_ppo_and_trainers_of_trl_read_a_text_as_it_is_read_alone(folder, ended):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = load_reward_model(str(folder))
     made = to_completions(tokenizer, ended=ended)
-    expected = alone(folder, [[*each.prompt_ids, *each.token_ids] for each in made])
+    expected = alone(
+        folder, [[*completion.prompt_ids, *completion.token_ids] for completion in made]
+    )
     rewards = Rewards([model], None, tokenizer)
     for budget in (1, 512):
         assert rewards(made, [{}] * len(made), None, budget)[1][:, 0].tolist() == expected
     as_trl = ModelReward("model", model, tokenizer, RewardTracker(), {})
-    padded = [each.token_ids + [tokenizer.eos_token_id] * 3 * ended for each in made]
-    answers = [each.text for each in made]
+    padded = [completion.token_ids + [tokenizer.eos_token_id] * 3 * ended for completion in made]
+    answers = [completion.text for completion in made]
     assert (
         as_trl(prompts=[PROMPT] * len(made), completions=answers, completion_ids=padded) == expected
     )

@@ -1,6 +1,7 @@
 """The READMEs cannot lie: their commands compose, their tables agree with the code, the first screen is short."""
 
 import ast
+import itertools
 import re
 import shlex
 import tomllib
@@ -33,12 +34,8 @@ PAGES = [
 FIRST, *OTHERS = (page.read_text(encoding="utf-8") for page in PAGES)
 TEXT = "\n".join([FIRST, *OTHERS])
 BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT.replace("\\\n", ""), re.S)
-COMMANDS = [
-    line.rpartition("&& ")[2]
-    for block in BLOCKS
-    for line in block.splitlines()
-    if "python -m runner" in line
-]
+LINES_OF_BLOCKS = "\n".join(BLOCKS).splitlines()
+COMMANDS = [line.rpartition("&& ")[2] for line in LINES_OF_BLOCKS if "python -m runner" in line]
 
 
 @pytest.mark.slow
@@ -76,7 +73,7 @@ def test_the_options_of_the_first_page_are_there():
     menu = config.read_menu()
     assert rows
     for groups, options in rows:
-        names = {name for group in re.findall(r"`(\w+)=`", groups) for name in menu[group]}
+        names = set(itertools.chain(*(menu[group] for group in re.findall(r"`(\w+)=`", groups))))
         assert set(re.findall(r"`(\w+)`", options)) <= names, groups
 
 
@@ -99,9 +96,9 @@ def test_the_settings_of_ppo_are_those_of_the_code():
         for node in body
         if isinstance(node, ast.AnnAssign)
     }
-    own = dict(list(fields.items())[list(fields).index("total_episodes") :])
+    fields_of_ppo = dict(list(fields.items())[list(fields).index("total_episodes") :])
     page = (ROOT / "runner" / "ppo" / "README.md").read_text(encoding="utf-8")
-    assert dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", page, re.M)) == own
+    assert dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", page, re.M)) == fields_of_ppo
 
 
 def test_the_exit_codes_are_those_of_the_code():
@@ -111,13 +108,11 @@ def test_the_exit_codes_are_those_of_the_code():
 
 
 def test_the_table_of_rows_agrees_with_the_arrows():
-    rows = {
-        cells[0].strip(): [bool(cell.strip()) for cell in cells[1:7]]
-        for cells in (
-            line.strip("|").split("|") for line in TEXT.splitlines() if line.count("|") == 8
-        )
-        if not set(cells[0].strip()) <= {"-"}
-    }
+    rows = {}
+    for line in TEXT.splitlines():
+        name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        if line.count("|") == 8 and not set(name) <= {"-"}:
+            rows[name] = [bool(cell) for cell in cells[:6]]
     columns = ("demonstration", "preference", "triple", "unpaired", "messages", "prompt")
     named = {
         "preference": "preference",
@@ -134,9 +129,7 @@ def test_the_table_of_rows_agrees_with_the_arrows():
 
 def test_the_test_command_is_what_ci_runs():
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    command = next(
-        line for block in BLOCKS for line in block.splitlines() if line.endswith("pytest")
-    )
+    command = next(line for line in LINES_OF_BLOCKS if line.endswith("pytest"))
     for part in re.sub(r"python3\.\d+", "python3", command).split(" && "):
         assert part in ci.replace(" --quiet", ""), part
 
@@ -148,9 +141,9 @@ def test_every_option_group_is_in_the_table():
 
 def test_the_python_versions_are_those_of_the_project():
     """pyproject.toml says it for pip, ruff and mypy; the pages that repeat it agree."""
-    whole = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    project = whole["project"]
-    tools = whole["tool"]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project = settings["project"]
+    tools = settings["tool"]
     versions = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
     beyond = int(versions[-1].removeprefix("3.")) + 1
     assert project["requires-python"] == f">={versions[0]},<3.{beyond}"

@@ -68,7 +68,7 @@ GOOD = {"args.size": 2, "args.names": ["c"], "args.share": 0.5, "other": None, "
 )
 def test_an_error_is_foreseen_where_all_that_decides_it_is_known(source, changes, texts):
     assert [
-        each.text for each in find_refusals("refusing.Config", "__init__", GOOD | changes)
+        refusal.text for refusal in find_refusals("refusing.Config", "__init__", GOOD | changes)
     ] == texts
 
 
@@ -90,8 +90,8 @@ def test_what_stands_after_a_return_or_is_assigned_refuses_nothing(test, source,
 
 
 def test_a_base_refuses_once_and_says_what_it_found(source):
-    (found,) = find_refusals("refusing.Config", "__post_init__", {"self.size": 0})
-    assert (found.text, found.names) == ("size is 0", ("self.size",))
+    (fault,) = find_refusals("refusing.Config", "__post_init__", {"self.size": 0})
+    assert (fault.text, fault.names) == ("size is 0", ("self.size",))
 
 
 def test_a_text_that_cannot_be_known_is_dots(source, tmp_path):
@@ -99,8 +99,8 @@ def test_a_text_that_cannot_be_known_is_dots(source, tmp_path):
         "class Short:\n    def __init__(self, args):\n        raise ValueError(unheard_of(args))\n"
     )
     (tmp_path / "refusing.py").write_text(text)
-    (found,) = find_refusals("refusing.Short", "__init__", dict(GOOD))
-    assert found.text == "..."
+    (fault,) = find_refusals("refusing.Short", "__init__", dict(GOOD))
+    assert fault.text == "..."
 
 
 OWN = """
@@ -168,7 +168,8 @@ REFUSED = [
     ),
     (f"trainer=iw_opd {TEACHER} trainer.args.lmbda=0.5", "trainer.args.lmbda=1.0"),
     (
-        "trainer=ppo reward=length dataset.streaming=true trainer.args.max_steps=2 trainer.args.num_generations=2 "
+        "trainer=ppo reward=length dataset.streaming=true "
+        "trainer.args.max_steps=2 trainer.args.num_generations=2 "
         "trainer.args.dynamic_sampling=1",
         "trainer.args.dynamic_sampling=0",
     ),
@@ -179,11 +180,15 @@ REFUSED = [
 @pytest.mark.parametrize(("words", "fix"), REFUSED, ids=[words for words, _ in REFUSED])
 def test_trl_refuses_before_torch_is_imported_and_what_is_told_to_type_works(words, fix, capsys):
     assert main([*words.split(), "--dry-run"]) == 2
-    said = capsys.readouterr().err
-    assert f"type      {fix}" in said
-    assert "values that go together" in said
-    left = [word for word in words.split() if not fix.endswith(f"{word.partition('=')[0]} out")]
-    assert main([*left, *([] if fix.startswith("leave") else shlex.split(fix)), "--dry-run"]) == 0
+    stderr = capsys.readouterr().err
+    assert f"type      {fix}" in stderr
+    assert "values that go together" in stderr
+    remaining = [
+        word for word in words.split() if not fix.endswith(f"{word.partition('=')[0]} out")
+    ]
+    assert (
+        main([*remaining, *([] if fix.startswith("leave") else shlex.split(fix)), "--dry-run"]) == 0
+    )
 
 
 def test_every_value_of_a_field_that_lists_them_is_taken_whatever_the_code_compares_it_with(capsys):

@@ -69,10 +69,13 @@ def test_a_run_differs_from_the_options_that_it_chose_in_what_was_typed(tmp_path
     folder = lay_run(tmp_path / "x" / "run", words=words)
     write_config(folder, compose(words).cfg)
     run = read_run(folder)
-    found = find_changed_keys(run)
-    assert {row.key: row.ours for row in found} == {"kl_coef": "0.3", "trainer.args.max_steps": "5"}
+    changed = find_changed_keys(run)
+    assert {row.key: row.ours for row in changed} == {
+        "kl_coef": "0.3",
+        "trainer.args.max_steps": "5",
+    }
     assert [name for name, _ in first_rows(run.cfg)[0]][:2] == ["prompt", "chosen"]
-    text = run_table(run, found)
+    text = run_table(run, changed)
     assert "kl_coef=0.3 (0.1)" in text
     assert f"repeat    python -m runner {' '.join(words)}" in text
 
@@ -94,10 +97,10 @@ def test_a_run_differs_from_the_options_that_it_chose_in_what_was_typed(tmp_path
 def test_a_run_with_rows_of_its_own_differs_in_what_was_typed(tmp_path, words):
     folder = lay_run(tmp_path / "x" / "run", words=words)
     write_config(folder, compose(words).cfg)
-    found = {row.key: (row.ours, row.default) for row in find_changed_keys(read_run(folder))}
+    changed = {row.key: (row.ours, row.default) for row in find_changed_keys(read_run(folder))}
     typed = dict(word.split("=", 1) for word in words if "." in word.partition("=")[0])
     assert (
-        found.items() >= {key: (text.strip("'"), "\u2014") for key, text in typed.items()}.items()
+        changed.items() >= {key: (text.strip("'"), "\u2014") for key, text in typed.items()}.items()
     )
 
 

@@ -35,8 +35,8 @@ def lay(tmp_path, name, loss=0.5, digest="a", state="finished"):
 
 
 def test_equal_runs_are_bit_equal_whatever_their_clocks_say(tmp_path):
-    said = judge_reproduction(lay(tmp_path, "a"), lay(tmp_path, "b"), [])
-    assert said == "bit-equal 2 logged steps, 1 scores and the weights"
+    verdict = judge_reproduction(lay(tmp_path, "a"), lay(tmp_path, "b"), [])
+    assert verdict == "bit-equal 2 logged steps, 1 scores and the weights"
     assert read_json(tmp_path / "outputs" / "b" / "run" / "reproduction.json")["equal"] is True
 
 
@@ -103,8 +103,8 @@ def test_a_configuration_that_lacks_most_of_itself_is_no_run(tmp_path, monkeypat
     (folder / "config.yaml").write_text("format: 2\nseed: 1\n")
     write(folder / "status.json", {"state": "finished"})
     assert main(["reproduce", "outputs/x/run"]) == main(["preview", "outputs/x/run"]) == 4
-    said = capsys.readouterr().err
-    assert said.count("it lacks name, output_root, trainer") == said.count(" quant") == 2
+    stderr = capsys.readouterr().err
+    assert stderr.count("it lacks name, output_root, trainer") == stderr.count(" quant") == 2
 
 
 @pytest.mark.quick(2)
@@ -169,7 +169,7 @@ def test_other_code_is_told_with_the_command_that_brings_it(repository, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         ([], 2, "one run"),
         (["a", "tolerance=much"], 2, "leave tolerance out"),
@@ -179,14 +179,14 @@ def test_other_code_is_told_with_the_command_that_brings_it(repository, tmp_path
         (["c"], 2, "trust=true"),
     ],
 )
-def test_what_cannot_be_reproduced_is_told(tmp_path, monkeypatch, words, code, said, capsys):
+def test_what_cannot_be_reproduced_is_told(tmp_path, monkeypatch, words, code, message, capsys):
     monkeypatch.chdir(tmp_path)
     lay(tmp_path, "a")
     lay(tmp_path, "b", state="failed")
     run = lay(tmp_path, "c").folder
     write_config(run, {"name": "c", "callback": {"x": {"_target_": "os.mkdir"}}})
     assert main(["reproduce", *words]) == code
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert sorted(path.name for path in (tmp_path / "outputs").iterdir()) == ["a", "b", "c"]
 
 

@@ -111,9 +111,9 @@ def test_the_same_command_continues_to_the_same_bits(
     assert told[0] in run.log.read_text()
     assert (run.status()["state"], run.status()["step"]) == ("finished", STEPS)
     assert [line["step"] for line in read_metrics(run.metrics)] == list(range(STEPS + 1))
-    whole = unbroken(trainer)
-    assert weights(run.model) == weights(whole.model)
-    assert timeless(read_metrics(run.metrics)) == timeless(read_metrics(whole.metrics))
+    uninterrupted = unbroken(trainer)
+    assert weights(run.model) == weights(uninterrupted.model)
+    assert timeless(read_metrics(run.metrics)) == timeless(read_metrics(uninterrupted.metrics))
 
 
 def test_a_run_killed_behind_its_last_step_ends_with_the_best_checkpoint_and_the_whole_record(

@@ -129,9 +129,9 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize(("one", "other", "same"), SAME)
-def test_answers_are_the_same_as_mathematics(one, other, same):
-    assert math.is_same_answer(one, other) is math.is_same_answer(other, one) is same
+@pytest.mark.parametrize(("first", "second", "same"), SAME)
+def test_answers_are_the_same_as_mathematics(first, second, same):
+    assert math.is_same_answer(first, second) is math.is_same_answer(second, first) is same
 
 
 def test_without_math_verify_a_boxed_answer_says_what_to_install(monkeypatch):
@@ -238,8 +238,8 @@ def test_a_classifier_reads_a_chat_by_its_template_whether_the_answer_is_a_turn_
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     prompt = [{"role": "user", "content": "Hi"}]
     turn = [{"role": "assistant", "content": "Ho"}]
-    whole = tokenizer.apply_chat_template(prompt + turn, tokenize=False)
-    assert join_texts(tokenizer, prompt, turn) == join_texts(tokenizer, prompt, "Ho") == whole
+    rendered = tokenizer.apply_chat_template(prompt + turn, tokenize=False)
+    assert join_texts(tokenizer, prompt, turn) == join_texts(tokenizer, prompt, "Ho") == rendered
     tokenizer.chat_template = None
     assert join_texts(tokenizer, prompt, turn) == "Hi\nHo"
     assert join_texts(tokenizer, "Hi ", "Ho") == "Hi Ho"
@@ -279,21 +279,19 @@ def stepper(folder, kind):
 def test_a_process_model_reads_each_step_where_it_ends(tmp_path, kind):
     model, tokenizer = stepper(tmp_path, kind)
     scorer = ProcessModel(str(tmp_path), aggregate=None)
-    found = scorer(["Sort: 2 1\n", "9"], ["1 2\n\nso 1 2", ""])
+    scores = scorer(["Sort: 2 1\n", "9"], ["1 2\n\nso 1 2", ""])
 
     def by_hand(*pieces):
         """Piece by piece, as TRL's trainer of such models makes its tokens."""
-        ids = [
-            token
-            for piece in pieces
-            for token in tokenizer(piece, add_special_tokens=False)["input_ids"]
-        ]
+        ids = []
+        for piece in pieces:
+            ids += tokenizer(piece, add_special_tokens=False)["input_ids"]
         logits = model(input_ids=torch.tensor([ids])).logits.detach()
         return (logits[0, -1] if logits.ndim == 3 else logits[0]).softmax(-1)[1].item()
 
     first = ["Sort: 2 1\n", "1 2", "\n"]
     expected = [[by_hand(*first), by_hand(*first, "so 1 2", "\n")], [by_hand("9", "", "\n")]]
-    assert [pytest.approx(row, abs=1e-5) for row in expected] == found
+    assert [pytest.approx(row, abs=1e-5) for row in expected] == scores
     for by in ("last", "min", "mean", "product"):
         scorer.aggregate = by
         numbers = [aggregate(row, by) for row in expected]

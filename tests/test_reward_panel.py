@@ -49,15 +49,15 @@ def gives_later(*values):
 
 
 @pytest.mark.parametrize(
-    "given", [gives(1, None, True), gives_later(1, None, True)], ids=["plain", "async"]
+    "values", [gives(1, None, True), gives_later(1, None, True)], ids=["plain", "async"]
 )
-def test_numbers_and_none_go_through(given):
-    assert ask(given) == [1, None, True]
+def test_numbers_and_none_go_through(values):
+    assert ask(values) == [1, None, True]
 
 
-@pytest.mark.parametrize("of", [np.array, torch.tensor, tuple, iter])
-def test_arrays_tensors_and_iterators_become_lists(of):
-    assert ask(lambda completions: of([0.5, 1.0, 2.0])) == [0.5, 1.0, 2.0]
+@pytest.mark.parametrize("container", [np.array, torch.tensor, tuple, iter])
+def test_arrays_tensors_and_iterators_become_lists(container):
+    assert ask(lambda completions: container([0.5, 1.0, 2.0])) == [0.5, 1.0, 2.0]
     assert ask(lambda completions: [np.float32(0.5), torch.tensor(1.0), 2]) == [0.5, 1.0, 2]
 
 
@@ -73,11 +73,11 @@ BAD = [
 
 
 @pytest.mark.parametrize("make", [gives, gives_later], ids=["plain", "async"])
-@pytest.mark.parametrize(("values", "kind", "found", "prompt"), BAD)
-def test_what_is_no_reward_is_told_with_its_row_and_prompt(values, kind, found, prompt, make):
-    said = refused(make(*values), kind)
-    assert said.startswith(found)
-    assert repr(prompt) in said
+@pytest.mark.parametrize(("values", "kind", "finding", "prompt"), BAD)
+def test_what_is_no_reward_is_told_with_its_row_and_prompt(values, kind, finding, prompt, make):
+    refusal = refused(make(*values), kind)
+    assert refusal.startswith(finding)
+    assert repr(prompt) in refusal
 
 
 @pytest.mark.parametrize("answer", [None, 1.0, "text", {"a": 1}], ids=str)
@@ -142,9 +142,9 @@ def test_a_function_gets_the_columns_that_it_names_and_no_others():
     assert ask(lambda completions, size: size) == [3, 3, 5]
     assert ask(lambda prompts, **columns: [len(columns)] * 3) == [3, 3, 3]
     assert ask(functools.partial(lambda completions, size: [size] * 3, size=7)) == [7, 7, 7]
-    said = refused(lambda completions, answer: [1.0] * 3, DataError)
-    assert "it takes answer, but the rows have no such column" in said
-    assert "completions, prompts, size" in said
+    refusal = refused(lambda completions, answer: [1.0] * 3, DataError)
+    assert "it takes answer, but the rows have no such column" in refusal
+    assert "completions, prompts, size" in refusal
 
 
 class Called:
@@ -244,11 +244,11 @@ def test_a_hang_is_told_in_time(hang):
         ended.append(hang(20))
         return [1.0] * 3
 
-    said = refused(reward, SickRun, timeout=0.2)
+    refusal = refused(reward, SickRun, timeout=0.2)
     assert ended in ([], ["disturbed"])
-    assert "no answer after 0.2 s for 3 completions" in said
-    assert "reward.mine.timeout" in said
-    assert "'How many?'" in said
+    assert "no answer after 0.2 s for 3 completions" in refusal
+    assert "reward.mine.timeout" in refusal
+    assert "'How many?'" in refusal
 
 
 def test_a_coroutine_that_hangs_is_told_in_time():

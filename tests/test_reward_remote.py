@@ -108,8 +108,8 @@ def test_a_server_that_is_busy_is_asked_again(server):
 
 def test_a_server_that_stays_busy_is_a_fault_of_the_environment(server):
     server.moods = [503] * 9
-    said = refused(EnvironmentFault, server, retries=2)
-    assert "no answer to completions 0 to 2 in 3 tries; the last one: status 503" in said
+    refusal = refused(EnvironmentFault, server, retries=2)
+    assert "no answer to completions 0 to 2 in 3 tries; the last one: status 503" in refusal
     assert len(server.asked) == 3
 
 
@@ -135,16 +135,16 @@ def test_a_slow_answer_is_given_up_though_it_never_pauses_long(server):
 
 
 @pytest.mark.parametrize(
-    ("mood", "found"),
+    ("mood", "finding"),
     [
         ({"rewards": [1.0]}, "1 rewards for completions from 0 on"),
         ({"scores": [1, 2, 3]}, "no list of rewards"),
         ("oh no", "answered b'oh no'"),
     ],
 )
-def test_an_answer_that_is_none_is_told(server, mood, found):
+def test_an_answer_that_is_none_is_told(server, mood, finding):
     server.moods = [mood]
-    assert found in refused(DataError, server)
+    assert finding in refused(DataError, server)
 
 
 def test_the_token_goes_to_the_server_and_nowhere_else(server, monkeypatch):
@@ -158,7 +158,7 @@ def test_the_token_goes_to_the_server_and_nowhere_else(server, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("url", "variable", "found"),
+    ("url", "variable", "finding"),
     [
         ("ftp://here/x", None, "begins with http"),
         ("localhost:8000", None, "begins with http"),
@@ -167,9 +167,9 @@ def test_the_token_goes_to_the_server_and_nowhere_else(server, monkeypatch):
         ("https://there/x", "NO_SUCH_TOKEN", "NO_SUCH_TOKEN is not set"),
     ],
 )
-def test_an_address_that_cannot_be_asked_is_refused_at_once(url, variable, found, monkeypatch):
+def test_an_address_that_cannot_be_asked_is_refused_at_once(url, variable, finding, monkeypatch):
     monkeypatch.setenv("JUDGE_TOKEN", TOKEN)
-    with pytest.raises(RunnerError, match=found) as error:
+    with pytest.raises(RunnerError, match=finding) as error:
         Remote(url, token_variable=variable)
     assert error.value.code == 2
     assert "pass@" not in str(error.value)

@@ -88,11 +88,9 @@ def every_kind(tmp_path, url):
         "remote": {"_target_": "runner.reward.remote.Remote", "url": url, "batch_size": 8},
     }
     nodes["keywords"]["required"] = "['1','2','3']"
-    words = [
-        f'reward.{name}.{key}="{value}"'
-        for name, node in nodes.items()
-        for key, value in node.items()
-    ]
+    words = []
+    for name, node in nodes.items():
+        words += [f'reward.{name}.{key}="{value}"' for key, value in node.items()]
     plain = [word.replace('"', "") if "pattern" not in word else word for word in words]
     return list(nodes), ["reward=none", *plain]
 
@@ -109,12 +107,12 @@ def test_rewards_of_every_kind_together_each_under_its_name(train, tmp_path, url
     assert (done.code, done.state()) == (0, "finished")
     line = next(line for line in done.lines if line["step"] == 1)
     prefix = "" if f"rewards/{names[0]}/mean" in line else "eval_"
-    found = {name: line.get(f"{prefix}rewards/{name}/mean") for name in names}
-    assert None not in found.values(), found
+    means = {name: line.get(f"{prefix}rewards/{name}/mean") for name in names}
+    assert None not in means.values(), means
     assert all(line["grad_norm"] > 0 for line in done.lines if line["step"])
-    assert -1 <= found["sorted_digits"] <= 1
-    assert 0 <= found["process_model"] <= 1
-    assert found["remote"] >= 0
+    assert -1 <= means["sorted_digits"] <= 1
+    assert 0 <= means["process_model"] <= 1
+    assert means["remote"] >= 0
 
 
 def test_ppo_learns_from_what_a_model_says_of_each_step(train, tmp_path):
@@ -177,7 +175,7 @@ def test_a_reward_that_goes_wrong_ends_the_run_with_its_name_row_and_prompt(
     (tmp_path / "wrong_rewards.py").write_text(WRONG)
     monkeypatch.syspath_prepend(tmp_path)
     size = tuple(f"trainer.args.per_device_{use}_batch_size=8" for use in ("train", "eval"))
-    own = (
+    settings = (
         ("trainer.args.max_completion_length=8",)
         if trainer == "grpo"
         else ("trainer.args.response_length=8",)
@@ -194,16 +192,16 @@ def test_a_reward_that_goes_wrong_ends_the_run_with_its_name_row_and_prompt(
         *words,
         *FEW,
         *size,
-        *own,
+        *settings,
         "dataset.limit.eval=8",
         "dataset.limit.train=32",
     )
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert done.code == code
     assert done.state() == "failed"
-    assert found in said
-    assert "reward" in said
-    assert "the prompt: 'Sort these digits: " in said
+    assert found in stderr
+    assert "reward" in stderr
+    assert "the prompt: 'Sort these digits: " in stderr
 
 
 @pytest.mark.parametrize("trainer", ["grpo", "ppo"])
@@ -215,12 +213,12 @@ def test_a_reward_that_takes_what_no_row_has_is_refused_before_a_folder_is_made(
     mine = ("allow=[wrong_rewards]", "reward=none", "reward.mine._target_=wrong_rewards.absent")
     mine += ("reward.exact._target_=runner.reward.rule.exact_match", "reward.exact.column=answer")
     done = train(f"trainer={trainer}", *mine, *FEW)
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert done.code == 2
     assert done.run is None
-    assert "it takes solution, but the rows have no such column" in said
-    assert "reward.mine" in said
-    assert "type      reward.exact.column=<column>" in said
+    assert "it takes solution, but the rows have no such column" in stderr
+    assert "reward.mine" in stderr
+    assert "type      reward.exact.column=<column>" in stderr
 
 
 REFUSED = [
@@ -232,10 +230,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("words", "found"), REFUSED, ids=[case[0][-1] for case in REFUSED])
-def test_a_misspelt_or_wrong_key_of_a_reward_is_a_fault(train, words, found, capsys):
+@pytest.mark.parametrize(("words", "finding"), REFUSED, ids=[case[0][-1] for case in REFUSED])
+def test_a_misspelt_or_wrong_key_of_a_reward_is_a_fault(train, words, finding, capsys):
     assert train("trainer=grpo", *words).code == 2
-    assert found in capsys.readouterr().err
+    assert finding in capsys.readouterr().err
 
 
 NAMED = ("reward=none", "trainer.args.reward_model_path")
@@ -269,19 +267,22 @@ def test_a_reward_model_by_its_name_counts_beside_those_of_the_group(train, tmp_
     words = (f"trainer.args.reward_model_path={folder}", "reward.sorted_digits.weight=2.0")
     done = train("trainer=ppo", *words, *FEW, *SMALL[:2], "trainer.args.response_length=8")
     line = next(line for line in done.lines if line["step"] == 1)
-    each = 2.0 * line["rewards/sorted_digits/mean"] + line["rewards/judge/mean"]
+    by_hand = 2.0 * line["rewards/sorted_digits/mean"] + line["rewards/judge/mean"]
     assert done.code == 0
-    assert line["objective/scores"] == pytest.approx(each, abs=1e-4)
+    assert line["objective/scores"] == pytest.approx(by_hand, abs=1e-4)
 
 
 def test_an_address_or_token_in_a_file_is_not_used_unless_it_was_typed(train, tmp_path, capsys):
     (tmp_path / "conf" / "reward").mkdir(parents=True)
-    node = "remote:\n  _target_: runner.reward.remote.Remote\n  url: https://there/x\n  token_variable: HOME\n"
+    node = (
+        "remote:\n  _target_: runner.reward.remote.Remote\n"
+        "  url: https://there/x\n  token_variable: HOME\n"
+    )
     (tmp_path / "conf" / "reward" / "theirs.yaml").write_text(node)
     assert train("--config-dir", str(tmp_path / "conf"), "trainer=grpo", "reward=theirs").code == 2
-    said = capsys.readouterr().err
-    assert "sends prompts and completions to a server" in said
-    assert "sends a variable of the environment" in said
+    stderr = capsys.readouterr().err
+    assert "sends prompts and completions to a server" in stderr
+    assert "sends a variable of the environment" in stderr
 
 
 def test_a_server_that_is_away_ends_the_run_and_no_secret_is_written(

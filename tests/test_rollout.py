@@ -105,56 +105,62 @@ def play(agent: Agent, rows=ROWS, how=HOW, numbers=None, **options):
 
 def test_tools_answer_between_the_turns_and_an_episode_depends_on_its_own_noise_alone():
     episodes = play(Agent([look]), ROWS * 3)
-    assert max(each.counts[1] for each in episodes) > 1
-    assert min(each.counts[1] for each in episodes) == 0
+    assert max(episode.counts[1] for episode in episodes) > 1
+    assert min(episode.counts[1] for episode in episodes) == 0
     model = flat_model()
-    for number, each in enumerate(episodes):
+    for number, played in enumerate(episodes):
         (alone,) = play(Agent([look]), [ROWS[number % len(ROWS)]], numbers=[number])
-        assert (alone.token_ids, alone.own, alone.turns) == (each.token_ids, each.own, each.turns)
-        assert len(each.token_ids) <= SIZE
-        assert each.own[-1]
-        assert len(each.logprobs) == sum(each.own)
-        whole = [*each.prompt_ids, *each.token_ids]
-        logprobs = torch.log_softmax(model(torch.tensor([whole])).logits[0], -1)
-        places = [len(each.prompt_ids) + place for place, own in enumerate(each.own) if own]
-        expected = [logprobs[place - 1, whole[place]].item() for place in places]
-        assert each.logprobs == pytest.approx(expected, abs=1e-4)
+        assert (alone.token_ids, alone.own, alone.turns) == (
+            played.token_ids,
+            played.own,
+            played.turns,
+        )
+        assert len(played.token_ids) <= SIZE
+        assert played.own[-1]
+        assert len(played.logprobs) == sum(played.own)
+        token_ids = [*played.prompt_ids, *played.token_ids]
+        logprobs = torch.log_softmax(model(torch.tensor([token_ids])).logits[0], -1)
+        places = [
+            len(played.prompt_ids) + place for place, is_own in enumerate(played.own) if is_own
+        ]
+        expected = [logprobs[place - 1, token_ids[place]].item() for place in places]
+        assert played.logprobs == pytest.approx(expected, abs=1e-4)
         # The tokens are those of the conversation as the template writes it, up to the ends that
         # were sampled.
-        roles = [turn["role"] for turn in each.turns]
+        roles = [turn["role"] for turn in played.turns]
         assert roles[::2] == ["assistant"] * len(roles[::2])
         assert set(roles[1::2]) <= {"tool"}
 
 
 def test_a_tool_that_raises_and_one_that_is_not_there_are_answered_as_failures():
-    found = play(Agent([look]))
-    failed = [each for each in found if each.failures]
+    episodes = play(Agent([look]))
+    failed = [episode for episode in episodes if episode.failures]
     assert failed
-    assert any("{'error': 'g'}" in turn["content"] for each in failed for turn in each.turns)
-    (lost, *_) = [each for each in play(Agent([another])) if each.counts[1]]
+    assert any("{'error': 'g'}" in turn["content"] for episode in failed for turn in episode.turns)
+    (lost, *_) = [episode for episode in play(Agent([another])) if episode.counts[1]]
     assert lost.failures == lost.calls
 
 
 def test_coroutines_answer_as_functions_do_and_rounds_are_bounded():
     plain = play(Agent([look]))
     late = play(Agent([look_late]))
-    assert [each.turns for each in plain] == [each.turns for each in late]
-    assert max(each.counts[1] for each in play(Agent([look], rounds=1))) == 1
-    assert max(each.counts[1] for each in play(Agent([look], rounds=0))) == 0
+    assert [episode.turns for episode in plain] == [episode.turns for episode in late]
+    assert max(episode.counts[1] for episode in play(Agent([look], rounds=1))) == 1
+    assert max(episode.counts[1] for episode in play(Agent([look], rounds=0))) == 0
 
 
 def test_each_turn_is_opened_with_the_arguments_of_its_row():
     """Such as whether a model thinks, of which a template writes something at the begin of each turn."""
     rows = [row | {"chat_template_kwargs": {"opened": "p"}} for row in ROWS]
-    for each in play(Agent([look]), rows):
-        ids = [*each.prompt_ids, *each.token_ids]
+    for episode in play(Agent([look]), rows):
+        ids = [*episode.prompt_ids, *episode.token_ids]
         begun = [
             place
-            for place, own in enumerate(each.own)
-            if own and not (place and each.own[place - 1])
+            for place, is_own in enumerate(episode.own)
+            if is_own and not (place and episode.own[place - 1])
         ]
-        assert {ids[len(each.prompt_ids) + place - 1] for place in begun} == {LETTERS.index("p")}
-    assert max(each.counts[0] for each in play(Agent([look]), rows)) > 1
+        assert {ids[len(episode.prompt_ids) + place - 1] for place in begun} == {LETTERS.index("p")}
+    assert max(episode.counts[0] for episode in play(Agent([look]), rows)) > 1
 
 
 class Room:
@@ -190,16 +196,18 @@ def test_each_episode_has_an_environment_of_its_own_which_a_row_may_name():
     agent = Agent(environments={"room": Room, "late": LateRoom})
     episodes = play(agent, rows)
     assert all(
-        each.prompt[-1]["content"].endswith("t") and list(each.tools) == ["look"]
-        for each in episodes
+        episode.prompt[-1]["content"].endswith("t") and list(episode.tools) == ["look"]
+        for episode in episodes
     )
-    environments = [each.environment for each in episodes]
+    environments = [episode.environment for episode in episodes]
     assert len(set(map(id, environments))) == len(rows)
-    called = [float(each.counts[1] > 0) for each in episodes]
+    called = [float(episode.counts[1] > 0) for episode in episodes]
     paid = [reward(environments=environments) for reward in agent.own_rewards()]
     assert [reward.__name__ for reward in agent.own_rewards()] == ["Room", "LateRoom"]
     assert {*called} == {0.0, 1.0}
-    assert [one if two is None else two for one, two in zip(*paid, strict=True)] == called
+    assert [
+        from_first if two is None else two for from_first, two in zip(*paid, strict=True)
+    ] == called
 
 
 # --- PPO ----------------------------------------------------------------------------------------
@@ -207,10 +215,10 @@ def test_each_episode_has_an_environment_of_its_own_which_a_row_may_name():
 
 def test_advantages_of_two_turns_are_those_worked_out_by_hand():
     """Tokens of a tool are no actions: the state after the last token of a turn is valued before the next own token."""
-    own = [True, True, False, False, True]
+    own_tokens = [True, True, False, False, True]
     rollout = Rollout(
         [{}],
-        [Completion(0, 0, [], [1, 2], "", [3, 4, 5, 6, 7], "stop", own=own)],
+        [Completion(0, 0, [], [1, 2], "", [3, 4, 5, 6, 7], "stop", own=own_tokens)],
         torch.device("cpu"),
     )
     batch = rollout.micro_batch([0])
@@ -233,7 +241,7 @@ def chats(count: int = 8) -> Dataset:
 
 
 def called(completions, **_):
-    return [float(any(turn["role"] == "tool" for turn in each)) for each in completions]
+    return [float(any(turn["role"] == "tool" for turn in turns)) for turns in completions]
 
 
 def tool_trainer(folder, **changed):
@@ -253,33 +261,35 @@ def tool_trainer(folder, **changed):
 
 def test_ppo_learns_from_the_tokens_of_the_policy_and_from_no_others(tmp_path):
     trainer = tool_trainer(tmp_path, num_ppo_epochs=1, cliprange=0.2)
-    kept = {}
+    recorded = {}
 
     def keep(model, rollout, rewards, update=trainer.update):
-        kept["rollout"] = rollout
+        recorded["rollout"] = rollout
         return update(model, rollout, rewards)
 
     trainer.update = keep
     trainer.train()
-    rollout, (logs, *_) = kept["rollout"], logs_of(trainer)
-    assert rollout.mask_BR.sum().item() == sum(sum(each.own) for each in rollout.completions)
-    assert sum(not all(each.own) for each in rollout.completions) > 1
-    calls = sum(each.calls[1] for each in rollout.completions)
+    rollout, (logs, *_) = recorded["rollout"], logs_of(trainer)
+    assert rollout.mask_BR.sum().item() == sum(
+        sum(completion.own) for completion in rollout.completions
+    )
+    assert sum(not all(completion.own) for completion in rollout.completions) > 1
+    calls = sum(completion.calls[1] for completion in rollout.completions)
     assert logs["tools/call_frequency"] == calls / 8
     assert logs["tools/turns"] >= 1
     assert (
         logs["tools/failure_frequency"]
-        == sum(each.calls[2] for each in rollout.completions) / calls
+        == sum(completion.calls[2] for completion in rollout.completions) / calls
     )
     fresh = flat_model()
-    row = next(row for row, each in enumerate(rollout.completions) if not all(each.own))
-    whole = torch.tensor([rollout.sequences[row]])
-    each = rollout.completions[row]
-    expected = torch.log_softmax(fresh(whole).logits[0] / trainer.args.temperature, -1)
+    row = next(row for row, completion in enumerate(rollout.completions) if not all(completion.own))
+    sequence = torch.tensor([rollout.sequences[row]])
+    completion = rollout.completions[row]
+    expected = torch.log_softmax(fresh(sequence).logits[0] / trainer.args.temperature, -1)
     for number, place in enumerate(rollout.positions[row]):
-        want = expected[place - 1, whole[0, place]].item()
+        want = expected[place - 1, sequence[0, place]].item()
         assert rollout.logprobs_BR[row, number].item() == pytest.approx(want, abs=1e-4)
-    assert len(rollout.positions[row]) == sum(each.own) < len(each.token_ids)
+    assert len(rollout.positions[row]) == sum(completion.own) < len(completion.token_ids)
 
 
 def test_a_rollout_of_the_users_is_learnt_from_as_ours_is(tmp_path):
@@ -290,25 +300,25 @@ def test_a_rollout_of_the_users_is_learnt_from_as_ours_is(tmp_path):
             trainer.actor_critic.policy, trainer.processing_class, rows, trainer.sampling, noise
         )
         logprobs = []
-        for each in made:
-            left = iter(each.logprobs)
-            logprobs.append([next(left) if own else 0.0 for own in each.own])
+        for episode in made:
+            remaining = iter(episode.logprobs)
+            logprobs.append([next(remaining) if is_own else 0.0 for is_own in episode.own])
         ids = {
-            "prompt_ids": [each.prompt_ids for each in made],
-            "completion_ids": [each.token_ids for each in made],
+            "prompt_ids": [episode.prompt_ids for episode in made],
+            "completion_ids": [episode.token_ids for episode in made],
         }
-        masks = [list(map(int, each.own)) for each in made]
+        masks = [list(map(int, episode.own)) for episode in made]
         return ids | {
             "logprobs": logprobs,
             "env_mask": masks,
-            "calls": [each.counts[1] for each in made],
+            "calls": [episode.counts[1] for episode in made],
         }
 
     def paid(calls, **_):
         return [float(count > 0) for count in calls]
 
-    own = tool_trainer(tmp_path / "own", old_logprobs="recompute")
-    own.train()
+    ours = tool_trainer(tmp_path / "own", old_logprobs="recompute")
+    ours.train()
     users = tool_trainer(
         tmp_path / "users",
         old_logprobs="recompute",
@@ -318,7 +328,7 @@ def test_a_rollout_of_the_users_is_learnt_from_as_ours_is(tmp_path):
     )
     users.tools = Agent([look])
     users.train()
-    assert farthest(weights(own), weights(users)) == 0
+    assert farthest(weights(ours), weights(users)) == 0
 
 
 @pytest.mark.parametrize(
@@ -327,11 +337,15 @@ def test_a_rollout_of_the_users_is_learnt_from_as_ours_is(tmp_path):
 def test_a_rollout_of_the_users_with_other_lists_is_refused(tmp_path, broken):
     def roll_out(prompts, trainer):
         ids = [[1, 2, 3] for _ in prompts]
-        found = {"prompt_ids": ids, "completion_ids": ids, "logprobs": [[0.0] * 3 for _ in prompts]}
-        found |= {"env_mask": [[1, 0, 1] for _ in prompts], "extra": list(range(len(prompts)))}
+        rollout = {
+            "prompt_ids": ids,
+            "completion_ids": ids,
+            "logprobs": [[0.0] * 3 for _ in prompts],
+        }
+        rollout |= {"env_mask": [[1, 0, 1] for _ in prompts], "extra": list(range(len(prompts)))}
         if broken in ("none", "null"):
-            return None if broken == "none" else found | {"logprobs": None}
-        return found | {broken: found[broken][:-1]}
+            return None if broken == "none" else rollout | {"logprobs": None}
+        return rollout | {broken: rollout[broken][:-1]}
 
     trainer = tool_trainer(tmp_path, tools=None, rollout_func=roll_out)
     with pytest.raises(ConfigError, match="lists that do not fit 8 prompts"):
@@ -359,7 +373,7 @@ def test_a_reward_for_each_token_counts_those_of_the_policy(tmp_path):
     trainer = tool_trainer(tmp_path, reward_funcs=by_token)
     rollout = trainer.roll_out(chats(), rollout_noise(trainer.args, 8, 0, "train"))
     earned, _ = trainer.rewards(rollout.completions, rollout.rows, None, 640)
-    for number, each in enumerate(rollout.completions):
-        places = [float(place) for place, own in enumerate(each.own) if own]
+    for number, completion in enumerate(rollout.completions):
+        places = [float(place) for place, is_own in enumerate(completion.own) if is_own]
         assert earned[number, : len(places)].tolist() == places
         assert earned[number, len(places) :].isnan().all()

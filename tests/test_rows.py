@@ -50,9 +50,9 @@ def turn(role, content):
 
 
 def pairs(arguments=ARGUMENTS):
-    for (question, answer), given in zip(SORTED, arguments, strict=False):
+    for (question, answer), row_arguments in zip(SORTED, arguments, strict=False):
         sides = {"chosen": [turn("assistant", answer)], "rejected": [turn("assistant", "4 3 2 1")]}
-        yield {"prompt": [turn("user", question)]} | sides | {"chat_template_kwargs": given}
+        yield {"prompt": [turn("user", question)]} | sides | {"chat_template_kwargs": row_arguments}
 
 
 def write(path: Path, rows) -> Path:
@@ -72,7 +72,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "conf" / "experiment" / "sets.yaml").write_text(
         "# @package _global_\ndataset:\n  split:\n    eval:\n      easy: 'eval[:2]'\n"
         "      算auc的dataset:\n"
-        "        {path: asked.jsonl, form: prompt_completion, columns: {input: question, target: answer}}\n"
+        "        {path: asked.jsonl, form: prompt_completion, "
+        "columns: {input: question, target: answer}}\n"
         "      法: {path: pairs.jsonl, split: 'train[:3]'}\n      same: {split: 'train[:4]'}\n",
         encoding="utf-8",
     )
@@ -90,15 +91,19 @@ def test_a_source_has_the_keys_of_the_dataset_but_for_its_own(folder):
         "dataset.form=messages",
     ]
     cfg = compose([*words, "dataset.split.eval.form=prompt_completion"]).cfg
-    one = cfg["dataset"]["split"]["eval"]
-    assert (one["path"], one["form"], one["system"]) == ("asked.jsonl", "prompt_completion", "Hi")
-    assert one["split"] == {"train": None, "eval": "train"}
-    assert one["limit"] == {
+    source = cfg["dataset"]["split"]["eval"]
+    assert (source["path"], source["form"], source["system"]) == (
+        "asked.jsonl",
+        "prompt_completion",
+        "Hi",
+    )
+    assert source["split"] == {"train": None, "eval": "train"}
+    assert source["limit"] == {
         "train": None,
         "eval": 3,
     }
-    assert one["_target_"] == cfg["dataset"]["_target_"]
-    assert one["_partial_"] is True
+    assert source["_target_"] == cfg["dataset"]["_target_"]
+    assert source["_partial_"] is True
     assert list(read_fingerprints(cfg)) == ["dataset.split.eval.path"]
 
 
@@ -125,7 +130,7 @@ def main_rows(cfg, to, names=("easy", "法", "same")):
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(
-    ("words", "where", "said"),
+    ("words", "where", "message"),
     [
         (("dataset.split.eval.path=askd.jsonl",), "dataset.split.eval.path", "asked.jsonl"),
         (
@@ -167,11 +172,11 @@ def main_rows(cfg, to, names=("easy", "法", "same")):
         ),
     ],
 )
-def test_a_slip_is_found_before_anything_loads(folder, capsys, words, where, said):
+def test_a_slip_is_found_before_anything_loads(folder, capsys, words, where, message):
     assert main([*words, "metric=none", "--dry-run"]) == 2
     err = capsys.readouterr().err
     assert where in err
-    assert said in err
+    assert message in err
 
 
 def test_a_set_is_asked_for_by_any_name(folder, capsys):
@@ -196,9 +201,9 @@ def test_the_text_of_a_prompt_is_in_the_frozen_configuration(folder):
     # as editors on Windows write it
     (folder / "brief.txt").write_bytes(b"\xef\xbb\xbfBe brief.\r\n")
     assert compose(["dataset.system=brief.txt"]).cfg["dataset"]["system"] == "Be brief."
-    for content, found in ((b"\xff\xfe", "UTF-8"), (b" \n", "no text")):
+    for content, problem in ((b"\xff\xfe", "UTF-8"), (b" \n", "no text")):
         (folder / "brief.txt").write_bytes(content)
-        with pytest.raises(ConfigError, match=found):
+        with pytest.raises(ConfigError, match=problem):
             compose(["dataset.system=brief.txt"])
 
 
@@ -218,8 +223,8 @@ def test_what_is_null_is_not_given_to_the_template():
 def test_each_row_keeps_the_arguments_that_it_has(folder, to):
     rows, _ = load_rows("pairs.jsonl", to=to, shuffle=False)
     assert isinstance(rows.features["chat_template_kwargs"], Json)
-    found = {json.dumps(row["chat_template_kwargs"], sort_keys=True) for row in rows}
-    assert found == {json.dumps(given or {}) for given in ARGUMENTS}
+    kwargs_of_rows = {json.dumps(row["chat_template_kwargs"], sort_keys=True) for row in rows}
+    assert kwargs_of_rows == {json.dumps(arguments or {}) for arguments in ARGUMENTS}
     write(folder / "bad.jsonl", [*pairs(), *pairs(["what?"])])
     with pytest.raises(DataError, match="row 4, chat_template_kwargs"):
         load_rows("bad.jsonl", to=to, shuffle=False)
@@ -232,9 +237,9 @@ def test_parts_of_a_mixture_that_have_none_get_empty_ones(folder):
     )
     parts = {name: partial(load_rows, f"{name}.jsonl") for name in ("pairs", "plain")}
     mixed, _ = mix_rows(parts, to="preference")
-    found = [row["chat_template_kwargs"] for row in mixed]
-    assert len(found) == 8
-    assert found.count({}) == 5
+    kwargs_of_rows = [row["chat_template_kwargs"] for row in mixed]
+    assert len(kwargs_of_rows) == 8
+    assert kwargs_of_rows.count({}) == 5
 
 
 @pytest.mark.grid(3)
@@ -255,12 +260,12 @@ def test_arguments_reach_what_is_trained_or_sampled(folder, trainer, words):
     words = [f"trainer={trainer}", *words, "dataset=local", "dataset.path=pairs.jsonl", TEMPLATE]
     cfg = compose([*words, "metric=none", "trainer.args.per_device_train_batch_size=4"]).cfg
     with first_rows_prepared(Experiment.read(cfg), 8) as (components, how):
-        seen = inspect_training(components.trainer, components.train_rows, **how)
-    texts = [seen.tokenizer.decode(row.ids) for row in seen.rows]
+        inspection = inspect_training(components.trainer, components.train_rows, **how)
+    texts = [inspection.tokenizer.decode(row.ids) for row in inspection.rows]
     assert len([text for text in texts if "assistant\nno:" in text]) == len(texts) / 4
     assert len([text for text in texts if " as 5<|im_end|>" in text]) == len(texts) / 4
     assert not any("None" in text for text in texts)
-    assert not seen.prompt_mismatches
+    assert not inspection.prompt_mismatches
 
 
 # --- A run of all of it -------------------------------------------------------------------------
@@ -289,12 +294,12 @@ def test_a_run_of_all_of_it_goes_on_with_the_same_bits_although_the_prompt_has_c
     assert {
         f"eval_{name}_loss" for name in ("easy", "算auc的dataset", "法", "same")
     } <= done.scores["after"].keys()
-    whole = (done.run.model / "model.safetensors").read_bytes()
+    weights = (done.run.model / "model.safetensors").read_bytes()
     shutil.rmtree(done.run.model), shutil.rmtree(done.run.checkpoints / "checkpoint-4")
     done.run.set_status("interrupted", step=2, max_steps=4, sealed=2)
     (folder / "brief.txt").write_text("Be long.")
     assert local(done.run.folder) == 0
-    assert (done.run.model / "model.safetensors").read_bytes() == whole
+    assert (done.run.model / "model.safetensors").read_bytes() == weights
     assert main(["evaluate", str(done.run), "set=法", "limit=2"]) == 0
     assert "法" in capsys.readouterr().out
 

@@ -74,13 +74,13 @@ def test_the_key_of_a_configuration_is_what_it_was():
     }
     args = {"beta": 1.0, "max_steps": 10, "loss_type": ["sigmoid", 0.5, None, True]}
     trainer = {"_target_": "trl.DPOTrainer", "form": "preference", "args": args}
-    own = {
+    keys = {
         "name": "a",
         "learning_rate": 1e-6,
         "launcher": {"num_processes": 2},
         "tolerate": {"kl": True},
     }
-    assert key_of({**own, "trainer": trainer, **parts}) == "23bc5037da"
+    assert key_of({**keys, "trainer": trainer, **parts}) == "23bc5037da"
 
 
 def test_more_processes_are_another_training(cfg):
@@ -309,8 +309,8 @@ def test_a_folder_of_another_format_is_refused_in_words(
     monkeypatch.chdir(tmp_path)
     (composed,) = compose_runs(["trainer=sft", "name=old"])
     lay_run(Path(OTHER))
-    own = folder_of(composed.cfg, composed.overrides)
-    for folder in (own, Path(RUN)):
+    own_folder = folder_of(composed.cfg, composed.overrides)
+    for folder in (own_folder, Path(RUN)):
         lay_run(folder, words=["trainer=sft", "name=old"])
         (folder / "model").mkdir()
         config = {"format": number} if number else {}
@@ -349,10 +349,10 @@ def test_a_command_of_a_strangers_folder_is_offered_to_who_trusts_it(tmp_path):
 
 
 def test_the_leftovers_of_a_write_that_was_killed_go(tmp_path, monkeypatch):
-    left = []
-    monkeypatch.setattr("os.replace", lambda old, new: left.append(Path(old).name))
+    remaining = []
+    monkeypatch.setattr("os.replace", lambda old, new: remaining.append(Path(old).name))
     write_json(tmp_path / "status.json", {})
-    (tmp_path / left[0]).write_text("{")
+    (tmp_path / remaining[0]).write_text("{")
     (tmp_path / ".mine.json.0123").write_text("{}")
     remove_leftovers(Run(tmp_path))
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [".mine.json.0123"]
@@ -424,10 +424,10 @@ def test_a_group_is_read_once_for_many_runs_and_anew_when_it_changes(tmp_path, m
     monkeypatch.setattr(
         os, "listdir", lambda path, real=os.listdir: reads.append(path) or real(path)
     )
-    found = [folder_of(cfg | {"seed": seed}, [f"seed={seed}"]).name for seed in range(50)]
+    names = [folder_of(cfg | {"seed": seed}, [f"seed={seed}"]).name for seed in range(50)]
     assert len(reads) == 1
-    assert found[1].startswith("other-")
-    assert found[2].startswith("seed-2-")
+    assert names[1].startswith("other-")
+    assert names[2].startswith("seed-2-")
 
 
 def test_inputs_are_the_same_where_another_node_mounts_them_elsewhere(tmp_path, monkeypatch):
@@ -461,7 +461,7 @@ def test_inputs_are_the_same_where_another_node_mounts_them_elsewhere(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "mount, found",
+    "mount, finding",
     [
         ("/home nfs4 rw,vers=4.2,local_lock=none", ""),
         ("/home nfs rw,vers=3,nolock", "/home (nfs)"),
@@ -474,14 +474,14 @@ def test_inputs_are_the_same_where_another_node_mounts_them_elsewhere(tmp_path, 
         ("/homes nfs rw,nolock", ""),
     ],
 )
-def test_a_disk_whose_locks_no_other_machine_sees_is_named(tmp_path, mount, found):
+def test_a_disk_whose_locks_no_other_machine_sees_is_named(tmp_path, mount, finding):
     (tmp_path / "mounts").write_text(f"none / ext4 rw 0 0\nserver:/x {mount} 0 0\n")
-    assert describe_lone_locks(Path("/home/me/outputs"), tmp_path / "mounts") == found
+    assert describe_lone_locks(Path("/home/me/outputs"), tmp_path / "mounts") == finding
 
 
 @pytest.mark.parametrize("place", ["first byte", "in the middle", "mark of UTF-16 before it"])
-@pytest.mark.parametrize("more", [[], ["--dry-run"], ["-m", "seed=0,1", "--dry-run"]])
-def test_a_config_that_is_no_utf_8_is_refused_by_its_name(tmp_path, capsys, place, more):
+@pytest.mark.parametrize("content", [[], ["--dry-run"], ["-m", "seed=0,1", "--dry-run"]])
+def test_a_config_that_is_no_utf_8_is_refused_by_its_name(tmp_path, capsys, place, content):
     words = ["trainer=sft", "seed=0", f"output_root={tmp_path}", "name=one"]
     run = open_run(compose_runs(words, [])[0].cfg, words)
     text = bytearray((run.folder / "config.yaml").read_bytes())
@@ -490,9 +490,9 @@ def test_a_config_that_is_no_utf_8_is_refused_by_its_name(tmp_path, capsys, plac
     else:
         text[0 if place == "first byte" else text.index(b"trainer")] ^= 0x80
     (run.folder / "config.yaml").write_bytes(text)
-    assert main([*words, *more]) == 4
-    said = capsys.readouterr().err
-    assert f"{run.folder}/config.yaml" in said
-    assert "rm " in said
-    assert "Traceback" not in said
+    assert main([*words, *content]) == 4
+    stderr = capsys.readouterr().err
+    assert f"{run.folder}/config.yaml" in stderr
+    assert "rm " in stderr
+    assert "Traceback" not in stderr
     assert read_run(run.folder).damaged == ("config.yaml",)

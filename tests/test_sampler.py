@@ -125,8 +125,8 @@ def test_of_what_top_k_and_top_p_leave_in_tokens_are_drawn_as_transformers_would
     count = 100_000
     chain = [TemperatureLogitsWarper(1.3), *chain]
     expected = LogitsProcessorList(chain)(torch.empty(1, 0), logits[None])[0].softmax(-1)
-    left = expected > 0
-    assert 2 < left.sum() < 9
+    allowed = expected > 0
+    assert 2 < allowed.sum() < 9
     how = Sampling(temperature=1.3, **asked, logprob_temperature=1.0)
     even = (torch.arange(count) + 0.5) / count
     tokens, logprobs = sample_token(logits.expand(count, -1), even, how)
@@ -137,10 +137,12 @@ def test_of_what_top_k_and_top_p_leave_in_tokens_are_drawn_as_transformers_would
     drawn = sample_token(logits.expand(count, -1), noise(count, 1)[:, 0], how)[0].bincount(
         minlength=12
     )
-    assert not drawn[~left].any()
+    assert not drawn[~allowed].any()
     # Exceeded once in a thousand times with so many degrees of freedom.
-    critical = {2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 6: 22.5, 7: 24.3}[int(left.sum()) - 1]
-    assert ((drawn - expected * count)[left].square() / (expected * count)[left]).sum() < critical
+    critical = {2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 6: 22.5, 7: 24.3}[int(allowed.sum()) - 1]
+    assert (
+        (drawn - expected * count)[allowed].square() / (expected * count)[allowed]
+    ).sum() < critical
 
 
 def test_top_k_and_top_p_leave_out_the_unlikely():
@@ -182,15 +184,15 @@ def test_the_loop_gives_the_log_probabilities_of_unpadded_rows(kind):
 def test_what_is_beside_a_row_does_not_change_it():
     model = letter_model()
     how = Sampling(10, (END, 3, 4), 1.0)
-    whole = sample(model, PROMPTS, how, noise(4, 10))
-    assert len(set(map(len, whole.tokens))) > 1  # some rows leave before others
+    all_rows = sample(model, PROMPTS, how, noise(4, 10))
+    assert len(set(map(len, all_rows.tokens))) > 1  # some rows leave before others
     for rows in (1, 2, 3):
         parts = sample(model, PROMPTS, Sampling(10, (END, 3, 4), 1.0, rows=rows), noise(4, 10))
-        assert_same(parts, whole)
+        assert_same(parts, all_rows)
     alone = sample(model, [PROMPTS[2]], how, noise(4, 10)[2:3])
-    assert_same(alone, Responses(whole.tokens[2:3], whole.logprobs[2:3]))
+    assert_same(alone, Responses(all_rows.tokens[2:3], all_rows.logprobs[2:3]))
     turned = sample(model, PROMPTS[::-1], how, noise(4, 10).flip(0))
-    assert_same(turned, Responses(whole.tokens[::-1], whole.logprobs[::-1]))
+    assert_same(turned, Responses(all_rows.tokens[::-1], all_rows.logprobs[::-1]))
 
 
 @pytest.mark.grid(2)
@@ -200,11 +202,11 @@ def test_what_is_beside_a_row_does_not_change_it():
 def test_the_steps_of_a_graph_draw_what_the_loop_draws(kind, stops):
     model = letter_model(kind)
     how = Sampling(20, stops, 0.7, max_length=24)
-    one, other = (
+    first, second = (
         sample(model, PROMPTS, how, noise(4, 20), engine=engine) for engine in ("loop", "graph")
     )
-    assert_same(one, other)
-    assert len(set(map(len, one.tokens))) > 1
+    assert_same(first, second)
+    assert len(set(map(len, first.tokens))) > 1
 
 
 class Caching(torch.nn.Module):
@@ -229,9 +231,9 @@ def test_what_a_model_keeps_of_sampling_can_be_trained_on(engine):
     assert model.base_model.norm.inner.weight.grad is not None
 
 
-def assert_same(one, other):
-    assert [row.tolist() for row in one.tokens] == [row.tolist() for row in other.tokens]
-    assert torch.allclose(torch.cat(one.logprobs), torch.cat(other.logprobs), atol=1e-5)
+def assert_same(first, second):
+    assert [row.tolist() for row in first.tokens] == [row.tolist() for row in second.tokens]
+    assert torch.allclose(torch.cat(first.logprobs), torch.cat(second.logprobs), atol=1e-5)
 
 
 @pytest.mark.parametrize("engine", ["loop", "graph", "generate"])
@@ -249,14 +251,14 @@ def test_every_engine_draws_from_the_tempered_softmax(engine):
         min_p=0.9,
         suppress_tokens=[0, 1, 2, 3],
     )
-    kept = model.generation_config.to_dict()
+    config_before = model.generation_config.to_dict()
     samples = sample(
         model, [[3]] * count, Sampling(1, (), 0.7, rows=count), noise(count, 1), engine=engine
     )
     share = torch.stack(samples.tokens)[:, 0].bincount(minlength=WORDS) / count
     assert (share - expected).abs().max() < 0.03
     assert (expected > 0.03).sum() > 4
-    assert model.generation_config.to_dict() == kept
+    assert model.generation_config.to_dict() == config_before
 
 
 @pytest.mark.parametrize("engine", ["loop", "graph", "generate"])
@@ -277,16 +279,16 @@ def test_the_generate_engine_takes_its_seed_from_the_noise_alone():
     model = letter_model()
     how = Sampling(6, (END,))
     before = torch.get_rng_state()
-    found = (
+    draws = (
         sample(model, PROMPTS, how, noise(4, 6, seed), engine="generate").tokens
         for seed in (0, 0, 1)
     )
-    one, again, other = found
+    first, again, third = draws
     assert torch.equal(torch.get_rng_state(), before)
     assert (
-        [row.tolist() for row in one]
+        [row.tolist() for row in first]
         == [row.tolist() for row in again]
-        != [row.tolist() for row in other]
+        != [row.tolist() for row in third]
     )
 
 
@@ -363,11 +365,13 @@ def warm_vllm(warm, tmp_path_factory):
 @pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more", [["peft=lora", "trainer.args.vllm_enable_sleep_mode=true"], SHARDED]
+    "settings", [["peft=lora", "trainer.args.vllm_enable_sleep_mode=true"], SHARDED]
 )
-def test_vllm_samples_from_the_policy_as_it_is_now(runner, warm_vllm, more):
+def test_vllm_samples_from_the_policy_as_it_is_now(runner, warm_vllm, settings):
     runner.warm = warm_vllm
-    runner(*VLLM_RUN, *more, "tolerate.ended_worse=true", RUNNER_TEST_FSDP_ON_CPU="1", **STAND_IN)
+    runner(
+        *VLLM_RUN, *settings, "tolerate.ended_worse=true", RUNNER_TEST_FSDP_ON_CPU="1", **STAND_IN
+    )
     lines = [
         line for line in read_metrics(runner.runs("run")[0] / "metrics.jsonl") if "loss" in line
     ]
@@ -384,8 +388,8 @@ def test_vllm_samples_from_the_policy_as_it_is_now(runner, warm_vllm, more):
 def test_vllm_is_asked_for_where_it_is_and_missed_where_it_is_not(runner, words):
     missing = runner(*words, "--dry-run", code=5)
     assert "pip install 'trl[vllm]'" in missing.stderr
-    there = runner.cold(*words, "--dry-run", **STAND_IN)
-    assert there.returncode == 0, there.stderr
+    installed = runner.cold(*words, "--dry-run", **STAND_IN)
+    assert installed.returncode == 0, installed.stderr
 
 
 class Elsewhere(VLLM):
@@ -413,6 +417,6 @@ def test_what_another_sampler_draws_too_rarely_weighs_more_up_to_a_limit(tmp_pat
         trainer.train()
         norms[times] = trainer.state.log_history[0]["grad_norm"]
         ratios[times] = trainer.state.log_history[0]["sampling/importance_sampling_ratio/mean"]
-    one, *others = norms.values()
-    assert [other / one for other in others] == pytest.approx([2, 3, 1], rel=1e-4)
+    base, *longer = norms.values()
+    assert [norm / base for norm in longer] == pytest.approx([2, 3, 1], rel=1e-4)
     assert [*ratios.values()] == pytest.approx([1, 2, 40, 1], rel=1e-4)

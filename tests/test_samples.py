@@ -114,10 +114,10 @@ def test_a_training_that_is_watched_ends_with_the_same_bits(train, words):
     alone = train(*words, *WORDS, name="alone")
     assert watched.code == alone.code == 0
     assert weights(watched.run.model) == weights(alone.run.model) != {}
-    found = rows(watched.run.folder)
-    assert [row["step"] for row in found] == [step for step in range(5) for _ in range(3)]
-    assert [row["prompt"] for row in found[:3]] == [row["prompt"] for row in found[-3:]]
-    assert found[0]["prompt"] == [{"role": "user", "content": "Sort these digits: 0 1 1 5"}]
+    sample_rows = rows(watched.run.folder)
+    assert [row["step"] for row in sample_rows] == sorted([*range(5)] * 3)
+    assert [row["prompt"] for row in sample_rows[:3]] == [row["prompt"] for row in sample_rows[-3:]]
+    assert sample_rows[0]["prompt"] == [{"role": "user", "content": "Sort these digits: 0 1 1 5"}]
 
 
 @pytest.mark.slow
@@ -145,12 +145,11 @@ def test_a_stopped_run_goes_on_with_its_samples(runner):
     assert runner.stopped(*words, "name=stopped", name="stopped", number=signal.SIGTERM) == 143
     runner(*words, "name=stopped")
     runner(*words, "name=whole")
-    stopped, whole = (runner.runs(name)[0] for name in ("stopped", "whole"))
+    stopped, uninterrupted = (runner.runs(name)[0] for name in ("stopped", "whole"))
     assert read_json(stopped / "manifest.json")["starts"] == 2
-    assert rows(stopped) == rows(whole)
-    often, seldom = (
-        [row for row in rows(whole) if row["callback"] == name] for name in ("samples", "greedy")
-    )
-    assert [row["step"] for row in often] == [step for step in (0, 2, 4, 6, 8) for _ in range(3)]
-    assert [row["step"] for row in seldom] == [step for step in (0, 4, 8) for _ in range(2)]
+    assert rows(stopped) == rows(uninterrupted)
+    often = [row for row in rows(uninterrupted) if row["callback"] == "samples"]
+    seldom = [row for row in rows(uninterrupted) if row["callback"] == "greedy"]
+    assert [row["step"] for row in often] == sorted([0, 2, 4, 6, 8] * 3)
+    assert [row["step"] for row in seldom] == sorted([0, 4, 8] * 2)
     assert [row["prompt"] for row in seldom[:2]] == [row["prompt"] for row in often[:2]]

@@ -34,23 +34,23 @@ def completions(*texts: str, prompts: tuple[str, ...] = ("abc", "d", "ef"), **co
 
 def ids_of(asked) -> list[list[int]]:
     """The tokens of each prompt and its completion."""
-    return [each.prompt_ids + each.token_ids for each in asked[0]]
+    return [completion.prompt_ids + completion.token_ids for completion in asked[0]]
 
 
 def build(*rewards, weights=None, tokenizer=TOKENIZER, **asked) -> Rewards:
     return Rewards(rewards, weights, tokenizer, **asked)
 
 
-def score(*rewards, asked=None, weights=None, budget=512, **more):
-    earned, sums = build(*rewards, weights=weights, **more)(
+def score(*rewards, asked=None, weights=None, budget=512, **kwargs):
+    earned, sums = build(*rewards, weights=weights, **kwargs)(
         *(asked or completions("ab.", "c", "de.")), None, budget
     )
     return earned.nansum(1), earned.nan_to_num(NONE), sums
 
 
-def faults(*rewards, **more) -> str:
+def faults(*rewards, **kwargs) -> str:
     with pytest.raises(RunnerError) as error:
-        score(*rewards, **more)
+        score(*rewards, **kwargs)
     assert error.value.code in (2, 3)
     assert all(fault.where and fault.found and fault.expected for fault in error.value.faults)
     return str(error.value)
@@ -60,18 +60,18 @@ def faults(*rewards, **more) -> str:
 
 
 def test_a_function_gets_the_columns_and_what_grpo_gives():
-    seen = {}
+    columns = {}
 
-    def keep(**given):
-        seen.update(given)
+    def keep(**kwargs):
+        columns.update(kwargs)
         return [0.0, 1.0]
 
     Rewards([keep], None, TOKENIZER)(*completions("ab.", "c", wanted=["x", "y"]), "state", 512)
-    assert seen["prompts"] == ["abc", "d"]
-    assert seen["completions"] == ["ab", "c"]
-    assert seen["completion_ids"] == [[0, 1, END], [2]]
-    assert seen["wanted"] == ["x", "y"]
-    assert seen["trainer_state"] == "state"
+    assert columns["prompts"] == ["abc", "d"]
+    assert columns["completions"] == ["ab", "c"]
+    assert columns["completion_ids"] == [[0, 1, END], [2]]
+    assert columns["wanted"] == ["x", "y"]
+    assert columns["trainer_state"] == "state"
 
 
 def test_rewards_add_up_with_their_weights_and_none_does_not_apply():
@@ -165,7 +165,7 @@ def test_weights_of_another_number_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (1.0, "a list with a number for each completion"),
         ([1.0], "1 rewards for 3 completions"),
@@ -177,9 +177,9 @@ def test_weights_of_another_number_are_refused():
     ],
     ids=str,
 )
-def test_an_answer_that_is_no_reward_is_refused_as_everywhere(answer, said):
+def test_an_answer_that_is_no_reward_is_refused_as_everywhere(answer, message):
     text = faults(lambda **_: [1.0] * 3, named := lambda **_: answer)
-    assert said in text
+    assert message in text
     assert f"reward.{named.__name__}_1" in text
 
 
@@ -224,19 +224,21 @@ def test_a_model_scores_a_text_as_transformers_does_alone_whatever_pads(pad, bud
 
 
 def test_a_model_of_another_tokenizer_reads_the_text():
-    other = letter_tokenizer()
+    second_tokenizer = letter_tokenizer()
     # Its letters have other ids.
     vocabulary = {
         token: (index + 1) % 20 if index < 20 else index
         for token, index in TOKENIZER.get_vocab().items()
     }
-    other = type(other)(tokenizer_object=recoded(other, vocabulary), eos_token="<end>")
+    second_tokenizer = type(second_tokenizer)(
+        tokenizer_object=recoded(second_tokenizer, vocabulary), eos_token="<end>"
+    )
     model = letter_model(labels=1)
     asked = completions("ab.", "c")
-    outcome, _, _ = score(model, asked=asked, tokenizers=[other])
+    outcome, _, _ = score(model, asked=asked, tokenizers=[second_tokenizer])
     rows = [[1, 2, 3, 1, 2, END], [4, 3]]  # abcab<end>, dc: an end only where the completion ended
     assert outcome.tolist() == pytest.approx([plain_score(model, row) for row in rows], abs=1e-5)
-    assert build(model, tokenizers=[other]).model_for_critic() is None
+    assert build(model, tokenizers=[second_tokenizer]).model_for_critic() is None
     assert build(model).model_for_critic() is model
 
 
@@ -352,9 +354,9 @@ def test_scores_are_float32_where_models_read_in_bfloat16(kind):
     else:
         model = letter_model(labels=1, seed=3)
     asked = completions("ab.", "c", "de.")
-    whole = build(model)(*asked, None, 512)[1]
+    in_float32 = build(model)(*asked, None, 512)[1]
     rewards = build(model)
     rewards.autocast = partial(torch.autocast, "cpu", torch.bfloat16)
     half = rewards(*asked, None, 512)[1]
-    assert torch.allclose(whole, half, atol=0.1)
+    assert torch.allclose(in_float32, half, atol=0.1)
     assert (half != half.bfloat16()).any()

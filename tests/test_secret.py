@@ -57,7 +57,7 @@ def test_a_secret_that_is_wrapped_is_hidden_too(monkeypatch, name, width):
     monkeypatch.setenv("MY_TOKEN", secret := SECRETS[name])
     lines = textwrap.wrap(f"reward of {secret}", width, initial_indent="  ", subsequent_indent="  ")
     told = hidden("\n".join(["before", *lines, "after"]))
-    assert not any(secret[at : at + 5] in told for at in range(len(secret) - 5))
+    assert not any(secret[place : place + 5] in told for place in range(len(secret) - 5))
     assert told.startswith("before\n")
     assert told.endswith("\nafter")
     assert "  rew" in told
@@ -146,8 +146,8 @@ def test_a_run_with_secrets_around_it_writes_none(tmp_path, warm):
 
 @pytest.mark.slow
 def test_the_search_finds_what_others_write(tmp_path):
-    found = controls(tmp_path)
-    assert found["trainer"] == ["HUB in training_args.bin"]
-    assert found["packed"] == ["PLAIN in a.zip"]
-    assert any("overrides.yaml" in hit for hit in found["hydra"])
+    names = controls(tmp_path)
+    assert names["trainer"] == ["HUB in training_args.bin"]
+    assert names["packed"] == ["PLAIN in a.zip"]
+    assert any("overrides.yaml" in hit for hit in names["hydra"])
     assert next(hits(tmp_path, f"say {SECRETS['KEY']}")) == "KEY on the terminal"

@@ -3,6 +3,7 @@
 import ast
 import collections
 import io
+import itertools
 import re
 import subprocess
 import sys
@@ -35,7 +36,9 @@ ORDER = [
     "__main__",
     "__init__",
 ]
-LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms.split()}
+LEVEL: dict[str, int] = {}
+for level, rooms in enumerate(ORDER):
+    LEVEL |= dict.fromkeys(rooms.split(), level)
 VERBS = ("launch", "command")  # the worker starts a verb by its name
 HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib")
 OLD_WORDS = (
@@ -69,18 +72,18 @@ def where(path: Path, node: ast.AST) -> str:
 
 def imports(path: Path) -> set[str]:
     """The rooms of the package that a file imports anywhere in it, by a statement or by a name in a text."""
-    found = set()
+    rooms = set()
     for node in ast.walk(trees()[path]):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "runner":
             parts = node.module.split(".")
-            found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+            rooms |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("runner.")}
+            rooms |= {a.name.split(".")[1] for a in node.names if a.name.startswith("runner.")}
         elif isinstance(node, ast.Constant) and re.fullmatch(
             r"runner\.\w+\.[\w.]*", str(node.value)
         ):
-            found.add(node.value.split(".")[1])
-    return found & set(LEVEL)
+            rooms.add(node.value.split(".")[1])
+    return rooms & set(LEVEL)
 
 
 def test_imports_point_down():
@@ -98,9 +101,9 @@ def test_imports_point_down():
 def graph() -> dict[str, set[str]]:
     """The modules that each module imports anywhere in it."""
     modules = {module_of(path) for path in FILES}
-    found = {module: set() for module in modules}
+    imported = {module: set() for module in modules}
     for path, tree in trees().items():
-        named = found[module_of(path)]
+        named = imported[module_of(path)]
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
                 inside = (f"{node.module}.{alias.name}" for alias in node.names)
@@ -108,16 +111,16 @@ def graph() -> dict[str, set[str]]:
             elif isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
         named &= modules - {module_of(path), "runner"}
-    return found
+    return imported
 
 
 def test_no_modules_import_each_other_in_a_circle():
     """A module of another package runs the ``__init__`` of that first, which may import in its turn."""
-    loaded = {module: set(others) for module, others in graph().items()}
-    for module, others in loaded.items():
-        for parts in [other.split(".") for other in others]:
+    loaded = {module: set(imported) for module, imported in graph().items()}
+    for module, circular in loaded.items():
+        for parts in [target.split(".") for target in circular]:
             packages = {".".join(parts[:depth]) for depth in range(2, len(parts))} & loaded.keys()
-            others |= {
+            circular |= {
                 package for package in packages if not f"{module}.".startswith(f"{package}.")
             }
     TopologicalSorter(loaded).prepare()
@@ -176,7 +179,7 @@ def test_the_map_of_changes_names_files_that_are_there():
 
 
 def lines() -> list[str]:
-    return [line for text in TEXTS.values() for line in text.splitlines()]
+    return list(itertools.chain(*map(str.splitlines, TEXTS.values())))
 
 
 def names_at_the_top() -> list[str]:
@@ -188,14 +191,14 @@ def longest_import_chain() -> list[str]:
     for module in TopologicalSorter(graph()).static_order():
         chains[module] = [
             module,
-            *max((chains[other] for other in graph()[module]), key=len, default=[]),
+            *max((chains[target] for target in graph()[module]), key=len, default=[]),
         ]
     return max(chains.values(), key=len)
 
 
 def private_functions_with_one_caller() -> list[str]:
     """Functions, methods and functions inside of functions that only their own file can use, and that it uses once."""
-    found = []
+    names = []
     for path, tree in trees().items():
         used = collections.Counter(
             node.id if isinstance(node, ast.Name) else node.attr
@@ -212,8 +215,8 @@ def private_functions_with_one_caller() -> list[str]:
         for node in ast.walk(tree):
             is_private = isinstance(node, FUNCTIONS) and re.match(r"_(?!_)", node.name)
             if (is_private or node in inner) and used[node.name] <= 1:
-                found.append(where(path, node))
-    return found
+                names.append(where(path, node))
+    return names
 
 
 def public_names_defined_twice() -> list[str]:
@@ -227,7 +230,7 @@ def public_names_defined_twice() -> list[str]:
                 and node.name != "main"
             ):
                 homes[node.name].append(str(path.relative_to(ROOT)))
-    return [f"{name}: {', '.join(found)}" for name, found in homes.items() if len(found) > 1]
+    return [f"{name}: {', '.join(modules)}" for name, modules in homes.items() if len(modules) > 1]
 
 
 def docstrings_that_begin_with_a_question() -> list[str]:
@@ -256,24 +259,24 @@ def modules_over_600_lines() -> list[str]:
 
 
 def lines_over_100_characters() -> list[str]:
-    found = []
+    places = []
     for path, text in TEXTS.items():
         for number, line in enumerate(text.splitlines(), 1):
             if len(line) > 100:
-                found.append(f"{path.relative_to(ROOT)}:{number}")
-    return found
+                places.append(f"{path.relative_to(ROOT)}:{number}")
+    return places
 
 
 def old_words() -> list[str]:
     """Words of our own that have given way to the field's."""
-    found = []
+    places = []
     for path, text in TEXTS.items():
         for number, line in enumerate(text.splitlines(), 1):
-            found += [
+            places += [
                 f"{path.relative_to(ROOT)}:{number} {word}"
                 for word in re.findall(OLD_WORDS, line, re.I)
             ]
-    return found
+    return places
 
 
 # Where a goal is not yet reached, the bound is what has been; it is lowered with the figure. One was
@@ -348,7 +351,7 @@ def lines_of_code(path: Path) -> frozenset[int]:
 @cache
 def syntax() -> list[ast.AST]:
     """All nodes of all files."""
-    return [node for tree in trees().values() for node in ast.walk(tree)]
+    return list(itertools.chain(*map(ast.walk, trees().values())))
 
 
 def per_1000_lines(count: int) -> float:
@@ -443,9 +446,9 @@ def test_the_code_is_not_dense(figure):
 
 @pytest.mark.parametrize("figure", BUDGETS, ids=lambda figure: figure.__name__)
 def test_a_budget_holds(figure):
-    found = figure()
-    print(f"{figure.__name__.replace('_', ' ')}: {len(found)} (at most {BUDGETS[figure]})")
-    assert len(found) <= BUDGETS[figure], "\n".join(map(str, found[-200:]))
+    measured = figure()
+    print(f"{figure.__name__.replace('_', ' ')}: {len(measured)} (at most {BUDGETS[figure]})")
+    assert len(measured) <= BUDGETS[figure], "\n".join(map(str, measured[-200:]))
 
 
 def test_functions_are_small():
@@ -489,9 +492,9 @@ def test_a_training_is_few_calls_below_the_command_line(train, monkeypatch):
         train("trainer=sft", "metric=none", "dataset.limit.train=32", "dataset.limit.eval=8").code
         == 2
     )
-    own = [frame for frame in stacks[0] if frame.startswith(str(ROOT / "runner"))]
-    print(f"own frames above trainer.train(): {len(own)} (at most 9)")
-    assert len(own) <= 9, "\n".join(own)
+    frames = [frame for frame in stacks[0] if frame.startswith(str(ROOT / "runner"))]
+    print(f"own frames above trainer.train(): {len(frames)} (at most 9)")
+    assert len(frames) <= 9, "\n".join(frames)
 
 
 def test_every_module_says_what_lives_there():

@@ -26,9 +26,9 @@ from runner.run import Run
 @pytest.mark.dear("three runs, each started twice, beside one that nothing disturbs")
 @pytest.mark.slow
 def test_a_signal_in_any_phase_stops_a_run_that_then_goes_on_to_the_same_bits(tmp_path, warm):
-    found = list(disturb("sft", 2, tmp_path, warm, random.Random("sft")))
-    assert [phase for phase, _ in found].count("finish") == 1 and len(found) == 3
-    assert [misses for _, misses in found if misses] == []
+    complaints = list(disturb("sft", 2, tmp_path, warm, random.Random("sft")))
+    assert [phase for phase, _ in complaints].count("finish") == 1 and len(complaints) == 3
+    assert [misses for _, misses in complaints if misses] == []
 
 
 def test_of_several_processes_one_request_comes_twice(monkeypatch):
@@ -86,7 +86,10 @@ def test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it(tmp_path, mon
 
 @pytest.mark.slow
 def test_a_closed_terminal_stops_a_run_but_not_one_under_nohup():
-    script = "from runner.launch.signals import stop_signals; import signal; print(signal.SIGHUP in stop_signals())"
+    script = (
+        "from runner.launch.signals import stop_signals; "
+        "import signal; print(signal.SIGHUP in stop_signals())"
+    )
     for words, expected in (([], "True\n"), (["nohup"], "False\n")):
         command = [*words, sys.executable, "-c", script]
         # whatever these tests run under

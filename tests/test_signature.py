@@ -105,13 +105,13 @@ def test_a_module_is_no_target():
 
 
 def test_types_of_a_trainer_config():
-    known = kinds("trl.DPOConfig")
-    assert known["learning_rate"] == "a number"
-    assert known["max_steps"] == "a whole number"
-    assert known["max_length"] == "a whole number or null"
-    assert known["save_strategy"] == "one of no, steps, epoch, best"
-    assert known["report_to"] == "text or a list of texts or null"
-    assert known["loss_weights"] == "a list of numbers or null"
+    kinds_of_fields = kinds("trl.DPOConfig")
+    assert kinds_of_fields["learning_rate"] == "a number"
+    assert kinds_of_fields["max_steps"] == "a whole number"
+    assert kinds_of_fields["max_length"] == "a whole number or null"
+    assert kinds_of_fields["save_strategy"] == "one of no, steps, epoch, best"
+    assert kinds_of_fields["report_to"] == "text or a list of texts or null"
+    assert kinds_of_fields["loss_weights"] == "a list of numbers or null"
     types = {name: p.type for name, p in read_signature("trl.DPOConfig").parameters.items()}
     assert "cosine" in types["lr_scheduler_type"].choices
     assert types["truncation_mode"].choices == ("keep_end", "keep_start")
@@ -135,16 +135,16 @@ def test_what_is_left_out_of_methods_is_no_argument_and_no_line(name):
 
     module = find_module(name)
     bare = list(outline(module.tree))
-    whole = list(outline(ast.parse(module.text)))
-    assert bare == whole
+    lines = list(outline(ast.parse(module.text)))
+    assert bare == lines
     assert len(list(ast.walk(module.tree))) < len(list(ast.walk(ast.parse(module.text)))) * 0.7
 
 
 def test_types_without_annotations_come_from_the_docstring():
-    known = kinds("transformers.BitsAndBytesConfig")
-    assert known["load_in_4bit"] == "true or false"
-    assert known["llm_int8_threshold"] == "a number"
-    assert known["bnb_4bit_compute_dtype"] == "text or null"
+    types = kinds("transformers.BitsAndBytesConfig")
+    assert types["load_in_4bit"] == "true or false"
+    assert types["llm_int8_threshold"] == "a number"
+    assert types["bnb_4bit_compute_dtype"] == "text or null"
 
 
 def test_arguments_that_are_only_logged_are_not_open():
@@ -153,7 +153,7 @@ def test_arguments_that_are_only_logged_are_not_open():
 
 
 @pytest.mark.parametrize(
-    ("trainer", "known"),
+    ("trainer", "expected"),
     [
         ("SFT", {"nll", "dft"}),
         ("KTO", {"kto", "apo_zero_unpaired"}),
@@ -164,8 +164,8 @@ def test_arguments_that_are_only_logged_are_not_open():
         ("Reward", set()),
     ],
 )
-def test_loss_types_that_the_source_knows(trainer, known):
-    assert set(choices_compared(f"{TRAINERS[trainer]}.{trainer}Trainer", "loss_type")) == known
+def test_loss_types_that_the_source_knows(trainer, expected):
+    assert set(choices_compared(f"{TRAINERS[trainer]}.{trainer}Trainer", "loss_type")) == expected
 
 
 def test_the_fifteen_losses_of_dpo():
@@ -218,8 +218,8 @@ def test_other_parts_take_what_python_says(target):
 def _compare(target: str) -> None:
     real = _real(target)
     read = read_signature(target)
-    given = inspect.signature(real).parameters.values()
-    named = {p.name: p for p in given if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    parameters = inspect.signature(real).parameters.values()
+    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     assert set(read.parameters) == set(named)
     for name, parameter in read.parameters.items():
         default = named[name].default
@@ -491,7 +491,7 @@ def test_annotations(module):
         assert all(types[name].accepts(value) for value in values), (name, types[name])
     for name, values in bad.items():
         assert not any(types[name].accepts(value) for value in values), (name, types[name])
-    assert all(known.accepts({"_target_": "x"}) for known in types.values())
+    assert all(signature.accepts({"_target_": "x"}) for signature in types.values())
 
 
 def test_values_as_the_command_line_takes_them():
@@ -559,12 +559,13 @@ def test_the_statements_of_this_python_are_known():
     followed = (
         "ClassDef FunctionDef AsyncFunctionDef Import ImportFrom Assign AnnAssign If Try With"
     )
-    others = (
-        "Assert AsyncFor AsyncWith AugAssign Break Continue Delete Expr For Global Match Nonlocal Pass Raise Return"
+    other_statements = (
+        "Assert AsyncFor AsyncWith AugAssign Break Continue "
+        "Delete Expr For Global Match Nonlocal Pass Raise Return"
         " TryStar TypeAlias While"
     )
     statements = {kind.__name__ for kind in ast.stmt.__subclasses__()}
-    assert statements <= {*followed.split(), *others.split()}, "see schema.source"
+    assert statements <= {*followed.split(), *other_statements.split()}, "see schema.source"
 
 
 def test_a_typed_dict_and_a_named_tuple_of_ones_own_are_read(module):

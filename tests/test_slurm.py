@@ -48,12 +48,12 @@ class Cluster:
         named = any(word.startswith("name=") for word in words)
         return [*WORDS, f"launcher.python={self.python}", *words, *(() if named else ("name=one",))]
 
-    def start(self, *words: str, **more) -> subprocess.Popen:
+    def start(self, *words: str, **settings) -> subprocess.Popen:
         """The command in a process of its own, which hears SIGHUP also where the tests run under nohup."""
         command = [sys.executable, "-m", "runner", *self.words(*words)]
         heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
         return subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, preexec_fn=heard, **more
+            command, stdout=subprocess.PIPE, text=True, preexec_fn=heard, **settings
         )
 
     @property
@@ -140,18 +140,18 @@ def test_a_run_is_submitted_once_and_the_same_command_says_how_far_it_is(cluster
     (run,) = runs_of()
     assert run.status["state"] == "queued"
     assert run.status["queued"] == {"slurm": "1_0"}
-    said = capsys.readouterr().out
-    assert "squeue --job=1" in said
-    assert "python -m runner cancel outputs/one" in said
+    stdout = capsys.readouterr().out
+    assert "squeue --job=1" in stdout
+    assert "python -m runner cancel outputs/one" in stdout
     assert cluster() == 0
     assert f"queued    {run}: 1_0 PENDING (Priority)" in capsys.readouterr().out
     subprocess.run(["scancel", "1_0"], check=True)  # by hand
     cluster.mode("")
     assert cluster() == 0
     assert len(cluster.calls) == 2
-    said = capsys.readouterr().out
-    assert f"gone      {run}" in said
-    assert "squeue --job=2" in said
+    stdout = capsys.readouterr().out
+    assert f"gone      {run}" in stdout
+    assert "squeue --job=2" in stdout
     until(lambda: not cluster.jobs)
     assert cluster() == 0
     assert "finished" in capsys.readouterr().out
@@ -198,12 +198,12 @@ def test_a_sweep_is_an_array_and_what_failed_is_submitted_again(cluster, capsys)
     until(lambda: not cluster.jobs)
     assert states() == ["failed"] * 3
     assert cluster("-m", "seed=1,2,3", "launcher.wait=true") == 2
-    said = capsys.readouterr().out
-    assert said.count("a fault of its own; it is submitted again") == 2
-    assert "finished  seed-1" in said
-    assert "failed    seed-3  trainer: a fault of its own" in said
-    assert "2 of 3 runs finished" in said
-    assert "page" in said
+    stdout = capsys.readouterr().out
+    assert stdout.count("a fault of its own; it is submitted again") == 2
+    assert "finished  seed-1" in stdout
+    assert "failed    seed-3  trainer: a fault of its own" in stdout
+    assert "2 of 3 runs finished" in stdout
+    assert "page" in stdout
     assert cluster("-m", "seed=0,1,2", "launcher.wait=true") == 0
     assert len(cluster.calls) == 3
     assert cluster("-m", "seed=0,1,2") == 0
@@ -220,9 +220,9 @@ def test_a_stage_waits_for_the_one_before_and_does_not_begin_where_that_has_fail
         "--parsable --dependency=aftercorr:1 outputs/three-reward_model/.queue",
         "--parsable --dependency=aftercorr:2 outputs/three-ppo/.queue",
     ]
-    said = capsys.readouterr().out
-    assert said.count("not begun") == 4
-    assert "0 of 2 staged runs finished" in said
+    stdout = capsys.readouterr().out
+    assert stdout.count("not begun") == 4
+    assert "0 of 2 staged runs finished" in stdout
     assert states("three-ppo") == ["interrupted"] * 2
     assert cluster(*words, "launcher.wait=true") == 0
     assert states("three-ppo") == states("three-sft") == ["finished"] * 2
@@ -284,7 +284,7 @@ def test_ctrl_c_cuts_off_no_submission(cluster):
 def test_two_commands_and_one_that_is_killed_submit_nothing_twice(cluster, capsys):
     cluster.mode("held slow")
     both = [cluster.start(), cluster.start()]
-    assert [bool(one.communicate()[0]) + one.returncode for one in both] == [1, 1]
+    assert [bool(process.communicate()[0]) + process.returncode for process in both] == [1, 1]
     assert len(cluster.calls) == 1
     cluster.mode("held slow kills")
     killed = cluster.start("seed=1")
@@ -297,9 +297,9 @@ def test_two_commands_and_one_that_is_killed_submit_nothing_twice(cluster, capsy
     killed.communicate()
     assert cluster("-m", "seed=1,2") == 0
     assert len(cluster.calls) == 3
-    said = capsys.readouterr().out
-    assert "2_0 PENDING" in said
-    assert "3_0 PENDING" in said
+    stdout = capsys.readouterr().out
+    assert "2_0 PENDING" in stdout
+    assert "3_0 PENDING" in stdout
 
 
 def test_what_is_queued_or_runs_can_be_cancelled(cluster, capsys):
@@ -329,7 +329,7 @@ def test_what_is_queued_or_runs_can_be_cancelled(cluster, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["launcher.partition=nope"], 5, "invalid partition specified: nope"),
         (["launcher.time=1h"], 2, "launcher.time=24:00:00"),
@@ -348,10 +348,10 @@ def test_what_is_queued_or_runs_can_be_cancelled(cluster, capsys):
         (["-m", "seed=0,1", "hydra/launcher=joblib"], 2, "launcher=local"),
     ],
 )
-def test_what_cannot_be_submitted_is_refused_in_words(words, code, said, cluster, capsys):
+def test_what_cannot_be_submitted_is_refused_in_words(words, code, message, cluster, capsys):
     assert cluster(*words) == code
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert "found" in error
     assert "type" in error
     assert not cluster.calls
@@ -389,14 +389,14 @@ def test_lines_of_the_shell_in_a_file_need_a_launcher_that_was_typed(tmp_path, m
     assert main([*words, "experiment=theirs", "launcher.setup=[touch here]"]) == 0
     assert "\ntouch here\n" in capsys.readouterr().out
     assert main([*words, "launcher=theirs"]) == 0
-    assert "\ntouch here\n" in (said := capsys.readouterr().out)
-    assert "\ntouch there" not in said
-    assert " touch there" in said
+    assert "\ntouch here\n" in (stdout := capsys.readouterr().out)
+    assert "\ntouch there" not in stdout
+    assert " touch there" in stdout
 
 
 def test_a_machine_without_slurm_says_so_at_once(cluster, capsys, monkeypatch):
-    with monkeypatch.context() as here:
-        here.setenv("PATH", "/nowhere")
+    with monkeypatch.context() as patched:
+        patched.setenv("PATH", "/nowhere")
         assert cluster() == 5
     assert capsys.readouterr().err.count("is not installed here") == 3
     assert not Path("outputs").exists()

@@ -123,17 +123,17 @@ def test_the_key_follows_code_and_settings(tmp_path, monkeypatch):
 
 
 def test_all_rows_are_mapped_once_and_the_first_ones_at_each_start(path):
-    seen = []
+    mapped = []
 
     def counted(row):
-        seen.append(row["number"])
+        mapped.append(row["number"])
         return row
 
     for _ in range(2):
         load_rows(path, map=counted, to="demonstration")
     # The first row shows the form and the columns, and the first 10 what nobody reads.
     at_each_start = 2 + len(ROWS)
-    assert len(seen) == 2 * at_each_start + len(ROWS)
+    assert len(mapped) == 2 * at_each_start + len(ROWS)
 
 
 def test_a_function_of_a_row_is_not_called_when_it_is_built():
@@ -142,23 +142,24 @@ def test_a_function_of_a_row_is_not_called_when_it_is_built():
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("dataset.map._target_=os.system", "may not run"),
         ("dataset.map={a: {_target_: runner.dataset.step.apply_stepz}}", "apply_steps"),
         ("dataset.map={_target_: runner.dataset.step.apply_steps, stepz: []}", "steps"),
     ],
 )
-def test_a_fault_is_told_before_anything_loads(capsys, word, said):
+def test_a_fault_is_told_before_anything_loads(capsys, word, message):
     assert main([word, "metric=none"]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_steps_by_target(train, path, tmp_path, monkeypatch):
     (tmp_path / "my_rows.py").write_text(
         "def short(row, most):\n    return row if row['number'] < most else None\n"
-        "def plain(row):\n    return {'prompt': row['question'], 'completion': ' ' + row['answer']}\n"
+        "def plain(row):\n    return {'prompt': "
+        "row['question'], 'completion': ' ' + row['answer']}\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     words = [
@@ -204,7 +205,8 @@ def test_an_edit_of_what_a_step_or_a_rule_of_weights_imports_is_seen(runner, pat
     )
     (runner.folder / "table.py").write_text("WEIGHT = 3\n")
     (lab / "rules.py").write_text(
-        "def same(messages):\n    from table import WEIGHT\n    return [WEIGHT for turn in messages]\n"
+        "def same(messages):\n    from table import WEIGHT\n"
+        "    return [WEIGHT for turn in messages]\n"
     )
     step = (
         f"dataset={path}",

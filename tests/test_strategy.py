@@ -149,13 +149,13 @@ TWO = ("launcher.num_processes=2", "trainer.args.logging_steps=1")
 @pytest.mark.dear("two processes train twice")
 @pytest.mark.grid(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [["peft=lora"], ["peft=none"], ["trainer=ppo", "peft=lora"]])
-def test_a_sharded_run_saves_the_model_that_whole_copies_do(runner, more):
+@pytest.mark.parametrize("settings", [["peft=lora"], ["peft=none"], ["trainer=ppo", "peft=lora"]])
+def test_a_sharded_run_saves_the_model_that_whole_copies_do(runner, settings):
     tiny_model(runner.folder / "base")
     words, saved = (
         (
             *SHORT,
-            *more,
+            *settings,
             "trainer.args.optim=sgd",
             "learning_rate=0.1",
             "model=hub",
@@ -214,7 +214,7 @@ def test_each_process_reads_what_accelerate_does_not_hand_out(words, tmp_path, m
         local_process_index=1, fsdp_plugin_args={"cpu_ram_efficient_loading": True}
     )
     model = build_model(Experiment.read(cfg), AutoTokenizer.from_pretrained("base"), args).policy
-    assert all(each.is_contiguous() for each in model.parameters())
+    assert all(weight.is_contiguous() for weight in model.parameters())
     assert args.fsdp_plugin_args["cpu_ram_efficient_loading"] == ("merge" in words)
 
 
@@ -243,16 +243,18 @@ def test_only_the_first_process_of_a_machine_holds_the_weights_that_it_hands_out
             held.append((models.policy, models.reference))
     finally:
         torch.distributed.destroy_process_group()
-    (whole, _), (places, reference) = held
+    (real, _), (places, reference) = held
     for model in (places, reference):
         weights = list(model.parameters())
         assert sum(
-            0 if each.is_meta else each.untyped_storage().nbytes() for each in weights
+            0 if weight.is_meta else weight.untyped_storage().nbytes() for weight in weights
         ) <= 4 * len(weights)
-        assert [each.shape for each in weights] == [each.shape for each in whole.parameters()]
+        assert [weight.shape for weight in weights] == [
+            weight.shape for weight in real.parameters()
+        ]
         buffers = dict(model.named_buffers())
         assert buffers and all(
-            torch.equal(each, buffers[name]) for name, each in whole.named_buffers()
+            torch.equal(buffer, buffers[name]) for name, buffer in real.named_buffers()
         )
         assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert not any(os.environ.get(name) for name in sharding.VARIABLES)
@@ -273,12 +275,12 @@ class OfOneProcess:
 
     def save_model(self, folder: str) -> None:
         if self.rank == 0:
-            kept = {
+            saved = {
                 name: weight
                 for name, weight in self.model.state_dict().items()
                 if name not in self.lost
             }
-            self.model.save_pretrained(folder, state_dict=kept)
+            self.model.save_pretrained(folder, state_dict=saved)
         else:
             # whichever process comes first makes it, as Trainer does
             Path(folder).mkdir(exist_ok=True)
@@ -301,15 +303,15 @@ def tiny():
 def test_what_each_process_saves_is_in_the_model(tiny, tmp_path):
     meet = threading.Barrier(2, timeout=600).wait
     (tmp_path / ".model.new").mkdir()
-    first, other = (
+    first, second = (
         threading.Thread(target=save_model, args=(Run(tmp_path), OfOneProcess(rank, tiny, meet)))
         for rank in (0, 1)
     )
-    other.start()
-    other.join(0.2)
+    second.start()
+    second.join(0.2)
     first.start()
     first.join()
-    other.join()
+    second.join()
     assert (tmp_path / "model" / "of-another").exists() and not (tmp_path / ".model.new").exists()
 
 
@@ -351,15 +353,19 @@ SHARED += (
     "words", ["sft", "dpo", "reward", "ppo", "sft peft=lora", "ppo strategy=fsdp2"]
 )
 def test_a_shared_batch_has_one_key_on_any_number_of_processes(words):
-    one, two, whole = (
-        key_of(compose([f"trainer={words.split()[0]}", *words.split()[1:], *more, "batch=16"]).cfg)
-        for more in (
+    alone, two, unsplit = (
+        key_of(
+            compose(
+                [f"trainer={words.split()[0]}", *words.split()[1:], *words_of_run, "batch=16"]
+            ).cfg
+        )
+        for words_of_run in (
             [],
             ["launcher.num_processes=2"],
             ["trainer.args.per_device_train_batch_size=2"],
         )
     )
-    assert one == two == whole
+    assert alone == two == unsplit
 
 
 @pytest.mark.quick(2)
@@ -380,11 +386,11 @@ def test_a_shared_batch_has_one_key_on_any_number_of_processes(words):
     ],
 )
 def test_steps_that_depend_on_the_processes_have_their_number_in_the_key(words):
-    one, two = (
-        key_of(compose([*words.split(), *more, "batch=16"]).cfg)
-        for more in ([], ["launcher.num_processes=2"])
+    alone, two = (
+        key_of(compose([*words.split(), *words_of_run, "batch=16"]).cfg)
+        for words_of_run in ([], ["launcher.num_processes=2"])
     )
-    assert one != two
+    assert alone != two
 
 
 @pytest.mark.dear("a run of one process and then of two, twice")
@@ -396,22 +402,22 @@ def test_a_batch_lets_a_run_go_on_by_another_number_of_processes(runner, trainer
     runner(*words, "name=one")
     started = runner.start_two(*words, "name=two")
     while not (folders := runner.runs("two")) or Run(folders[0]).status().get("sealed") != 2:
-        assert not any(each.ended() for each in started)
+        assert not any(process.ended() for process in started)
         time.sleep(0.01)
-    for each in started:
-        each.send(signal.SIGKILL)
+    for worker in started:
+        worker.send(signal.SIGKILL)
     for each in started:
         each.wait()
     done = runner(*words, "name=two")
     assert "resumes   from step 2" in done.stdout
-    one, two = Run(runner.runs("one")[0]), Run(runner.runs("two")[0])
-    assert one.folder.name == two.folder.name and two.manifest()["hardware"]["processes"] == 1
+    alone, two = Run(runner.runs("one")[0]), Run(runner.runs("two")[0])
+    assert alone.folder.name == two.folder.name and two.manifest()["hardware"]["processes"] == 1
     assert "processes: 2 until step 2, then 1" in two.manifest()["notes"]
     runner("report", str(two.folder))
     assert "processes: 2 until step 2, then 1" in (two.folder / "report.html").read_text()
-    weights = [load_file(run.model / "model.safetensors") for run in (one, two)]
-    for name, each in weights[0].items():
-        assert weights[1][name].numpy() == pytest.approx(each.numpy(), abs=1e-5)
+    weights = [load_file(run.model / "model.safetensors") for run in (alone, two)]
+    for name, weight in weights[0].items():
+        assert weights[1][name].numpy() == pytest.approx(weight.numpy(), abs=1e-5)
 
 
 @pytest.mark.slow
@@ -427,9 +433,9 @@ def test_a_batch_is_not_shared_otherwise_where_the_rows_of_an_epoch_would_be(run
 
 
 @pytest.mark.parametrize(
-    ("kind", "found"), [("plain", ""), ("drops", "dropout of 0.5"), ("routes", "experts")]
+    ("kind", "expected"), [("plain", ""), ("drops", "dropout of 0.5"), ("routes", "experts")]
 )
-def test_a_model_says_whether_other_processes_would_take_other_steps(kind, found):
+def test_a_model_says_whether_other_processes_would_take_other_steps(kind, expected):
     layers = torch.nn.Sequential(
         torch.nn.Linear(2, 2), torch.nn.Dropout(0.5 if kind == "drops" else 0.0)
     )
@@ -443,8 +449,8 @@ def test_a_model_says_whether_other_processes_would_take_other_steps(kind, found
         "batch": 16,
         "trainer": {"form": "text", "shares_batch": ["per_device_train_batch_size"]},
     }
-    assert found in (reason := find_process_dependence(trainer, Experiment.read(cfg)))
-    assert bool(reason) == bool(found)
+    assert expected in (reason := find_process_dependence(trainer, Experiment.read(cfg)))
+    assert bool(reason) == bool(expected)
     # nothing is counted of a stream, whose number of processes is in the key
     del trainer.train_dataset
     assert find_process_dependence(trainer, Experiment.read({"batch": 16})) == ""
@@ -459,18 +465,18 @@ def test_a_run_whose_layers_are_split_does_not_go_on_from_its_checkpoint(
     words = [
         "trainer=sft",
         "launcher.num_processes=2",
-        *(f"trainer.args.parallelism_config{each}" for each in sizes),
+        *(f"trainer.args.parallelism_config{size}" for size in sizes),
     ]
     assert main([*words, "--dry-run"]) == 0
     folder = Path(capsys.readouterr().out.split()[-1])
     (folder / "checkpoints" / "checkpoint-3").mkdir(parents=True)
     (folder / "checkpoints" / "checkpoint-3" / "seal.json").touch()
     assert main([*words, "--dry-run"]) == 2
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert (
-        "parallelism_config.tp_size\n" in said
-        and "checkpoint-3" in said
-        and "type      name=<another name>" in said
+        "parallelism_config.tp_size\n" in stderr
+        and "checkpoint-3" in stderr
+        and "type      name=<another name>" in stderr
     )
     assert main([*words, "name=another", "--dry-run"]) == 0
 
@@ -483,30 +489,33 @@ def test_what_zero_3_has_in_shares_is_whole_while_it_is_compared_and_saved(tiny,
     from runner.model.reference_model import match_reference
     from runner.model.saved import gather_weights
 
-    whole = {weight: weight.detach().clone() for weight in tiny.parameters()}
+    full_weights = {weight: weight.detach().clone() for weight in tiny.parameters()}
     reference = copy.deepcopy(tiny)
-    whole |= {weight: torch.zeros_like(weight) for weight in reference.parameters()}
+    full_weights |= {weight: torch.zeros_like(weight) for weight in reference.parameters()}
 
     @contextmanager
     def gathered(weights, modifier_rank):
         assert modifier_rank == 0
         for weight in weights:
-            weight.data = whole[weight]
+            weight.data = full_weights[weight]
         yield
         for weight in weights:
-            whole[weight], weight.data = weight.data, torch.empty(0)
+            full_weights[weight], weight.data = weight.data, torch.empty(0)
 
     zero = SimpleNamespace(GatheredParameters=gathered)
     monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(zero=zero))
-    for weight in whole:
+    for weight in full_weights:
         weight.ds_id, weight.data = 1, torch.empty(0)
     accelerator = SimpleNamespace(unwrap_model=lambda model, **_: model)
     trainer = SimpleNamespace(model=tiny, ref_model=reference, accelerator=accelerator)
     names = [name for name, _ in tiny.named_parameters()]
     assert match_reference(trainer) == names and not match_reference(trainer)
     shares = zip(tiny.parameters(), reference.parameters(), strict=True)
-    assert all(torch.equal(whole[own], whole[other]) for own, other in shares)
+    assert all(
+        torch.equal(full_weights[left_weight], full_weights[right_weight])
+        for left_weight, right_weight in shares
+    )
     weights = gather_weights(tiny, keep=True)
     assert {name: weight.shape for name, weight in weights.items()} == {
-        name: whole[weight].shape for name, weight in tiny.named_parameters()
+        name: full_weights[weight].shape for name, weight in tiny.named_parameters()
     }

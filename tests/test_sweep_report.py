@@ -52,11 +52,11 @@ def test_seeds_become_a_mean_and_a_spread(tmp_path):
     summary = summarise(lay_sweep(tmp_path / "kl", SEEDS))
     assert [axis.key for axis in summary.axes] == ["kl_coef"]
     assert summary.seeds == [0, 1]
-    best, other = summary.settings
+    best, second = summary.settings
     assert best.values == {"kl_coef": 0.5}
     assert best.mean("eval_exact") == pytest.approx(0.85)
     assert best.sd("eval_exact") == pytest.approx(math.sqrt(0.005))
-    assert other.sd("eval_loss") == pytest.approx(0.02**0.5)
+    assert second.sd("eval_loss") == pytest.approx(0.02**0.5)
     assert summary.objective.name == "eval_exact"
     assert summary.objective.maximise
     text = joined(sweep_table(summary))
@@ -133,9 +133,9 @@ def test_the_end_of_a_sweep_shows_nothing_of_a_strangers_run_raw(tmp_path, capsy
     group = lay_sweep(tmp_path / "kl", SEEDS)
     lay_run(group / "another", kl_coef="\x1b[31m")
     print_end([group / "another"], 0, report)
-    said = capsys.readouterr().out
-    assert "\x1b" not in said
-    assert "␛[31m" in said
+    stdout = capsys.readouterr().out
+    assert "\x1b" not in stdout
+    assert "␛[31m" in stdout
 
 
 def test_the_label_of_a_setting_is_drawn_in_a_moment(tmp_path):
@@ -205,15 +205,15 @@ def test_what_follows_from_a_key_is_no_key_of_its_own():
 
     dpo = ("trl.DPOTrainer", 1e-6, 0.1)
     sft = ("trl.SFTTrainer", 2e-5, None)
-    found = {
+    axes = {
         axis.key: axis
-        for axis in axes_of([config(*one, rank) for one in (dpo, sft) for rank in (8, 16)])
+        for axis in axes_of([config(*options, rank) for options in (dpo, sft) for rank in (8, 16)])
     }
-    assert found["trainer"].levels == ["DPO", "SFT"]
-    assert found["peft.r"].levels == [8, 16]
-    assert len(found) == 2
+    assert axes["trainer"].levels == ["DPO", "SFT"]
+    assert axes["peft.r"].levels == [8, 16]
+    assert len(axes) == 2
     assert {"learning_rate", "kl_coef", "trainer.form", "trainer.args.beta"} <= set(
-        found["trainer"].also
+        axes["trainer"].also
     )
 
 
@@ -394,7 +394,7 @@ def test_the_objective_is_that_of_the_configuration(tmp_path):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
-    ("metric", "given", "best", "said"),
+    ("metric", "metric_line", "best", "message"),
     [
         ({"delay": {"better": "lower"}}, {}, 0.1, "lower is better"),
         ({"delay": {"better": "higher"}}, {}, 0.2, "higher is better"),
@@ -413,7 +413,9 @@ def test_the_objective_is_that_of_the_configuration(tmp_path):
         ),
     ],
 )
-def test_a_metric_says_which_way_is_up(tmp_path, monkeypatch, capsys, metric, given, best, said):
+def test_a_metric_says_which_way_is_up(
+    tmp_path, monkeypatch, capsys, metric, metric_line, best, message
+):
     """By its own ``better``, and only without one by what it is called."""
     monkeypatch.chdir(tmp_path)
     for kl in (0.1, 0.2):
@@ -424,13 +426,13 @@ def test_a_metric_says_which_way_is_up(tmp_path, monkeypatch, capsys, metric, gi
             SimpleNamespace(
                 verb="report",
                 runs=["kl"],
-                overrides=[f"{key}={value}" for key, value in given.items()],
+                overrides=[f"{key}={value}" for key, value in metric_line.items()],
             )
         )
         == 0
     )
-    assert said in joined(capsys.readouterr().out)
-    assert summarise(tmp_path / "outputs" / "kl", **given).best.values == {"kl_coef": best}
+    assert message in joined(capsys.readouterr().out)
+    assert summarise(tmp_path / "outputs" / "kl", **metric_line).best.values == {"kl_coef": best}
 
 
 def test_what_is_no_number_counts_as_no_score(tmp_path):
@@ -465,9 +467,9 @@ def partial(tmp_path_factory) -> Path:
     """A group with a run in every state, with every kind of damage, and with markup wherever a user's words can be."""
     bad = {"model": {"path": BAD}, "dataset": {"path": f"{BAD}&"}}
     group = lay_sweep(tmp_path_factory.mktemp("outputs") / "partial<b>", SEEDS, logged=True, **bad)
-    said = [{"step": step, "prompt": BAD, "completion": f"{BAD}{step}"} for step in (0, 4)]
+    samples = [{"step": step, "prompt": BAD, "completion": f"{BAD}{step}"} for step in (0, 4)]
     for run in group.iterdir():
-        (run / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
+        (run / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
     set_status(
         lay_run(group / "x<script>", state="failed", learning_rate=BAD, **{BAD: 1}),
         cause=f"{BAD} stopped it",
@@ -540,10 +542,10 @@ def test_the_rows_are_in_csv_and_in_json_lines(partial):
         == by_name["kl-0.1+lr-0.0001+seed-1"]
     )
     formulas = ["=HYPERLINK(1)", "@SUM(1)", "+1+cmd", "\t=1"]
-    others = ["-2e-3", "-0.5", "a=b"]
-    assert [to_cell(text) for text in formulas + others] == [
+    texts = ["-2e-3", "-0.5", "a=b"]
+    assert [to_cell(text) for text in formulas + texts] == [
         *(f"'{text}" for text in formulas),
-        *others,
+        *texts,
     ]
     assert to_cell("a\r=1") == "a␍=1"
     lines = [json.loads(line) for line in to_jsonl(summary).splitlines()]
@@ -706,8 +708,8 @@ def test_the_headline_has_a_dashed_line_where_it_was_measured_twice(tmp_path):
 
 def test_curves_that_lie_on_each_other_differ_in_more_than_their_colour(tmp_path):
     same = [0.1, 0.2, 0.3, 0.4]
-    other = [0.4, 0.3, 0.2, 0.1]
-    picture = lay_curves(tmp_path / "lines", a=same, b=same, c=other)["curve-eval_exact"]
+    curve = [0.4, 0.3, 0.2, 0.1]
+    picture = lay_curves(tmp_path / "lines", a=same, b=same, c=curve)["curve-eval_exact"]
     lines = picture.figure.axes[0].lines
     assert (
         len({line.get_marker() for line in lines})
@@ -759,14 +761,17 @@ def sweep_pictures_of(group: Path) -> dict:
 
 def test_a_table_needs_no_heavy_library():
     heavy = ("torch", "transformers", "matplotlib", "jinja2", "hydra")
-    code = f"import sys, runner.command.report; print([name for name in {heavy} if name in sys.modules])"
+    code = (
+        "import sys, runner.command.report; "
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_colours_can_be_seen_on_white_and_on_black():
     def light(colour: str) -> float:
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
         linear = [
             part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
         ]
@@ -821,15 +826,15 @@ def test_the_page_fits_a_phone_with_and_without_its_script(partial, tmp_path):
     summary = summarise(group)
     page = write_report(summary)
     drawn = len(sweep_pictures(summary))
-    with browser.browser() as seen:
+    with browser.browser() as window:
         for disabled, pictures in ((True, "figure svg"), (False, "figure svg, figure canvas")):
-            seen.call("Emulation.setScriptExecutionDisabled", value=disabled)
-            seen.open(page.as_uri(), 390)
-            size = seen.call("Page.getLayoutMetrics")["cssContentSize"]
+            window.call("Emulation.setScriptExecutionDisabled", value=disabled)
+            window.open(page.as_uri(), 390)
+            size = window.call("Page.getLayoutMetrics")["cssContentSize"]
             assert size["width"] <= 390, "the page scrolls sideways"
-            found = seen.call("DOM.getDocument", depth=0)["root"]["nodeId"]
+            node = window.call("DOM.getDocument", depth=0)["root"]["nodeId"]
             assert (
-                len(seen.call("DOM.querySelectorAll", nodeId=found, selector=pictures)["nodeIds"])
+                len(window.call("DOM.querySelectorAll", nodeId=node, selector=pictures)["nodeIds"])
                 == drawn
             )
 
@@ -845,7 +850,8 @@ def test_a_model_that_ends_worse_than_it_began_is_told_where_chance_does_not_exp
         {"eval_loss": 19.0, "eval_rewards/accuracies": 1.0},
     )
     assert line == (
-        "the model ended worse than it began: eval_loss 0.693 -> 19 on 200 held-out rows, lower is better"
+        "the model ended worse than it began: "
+        "eval_loss 0.693 -> 19 on 200 held-out rows, lower is better"
     )
     assert describe({"eval_loss": 2.0}, {"eval_loss": 2.1}) is None
     assert describe({"eval_loss": 2.0}, {"eval_loss": 1.0}) is None
@@ -868,8 +874,8 @@ def test_a_model_that_ends_worse_than_it_began_is_told_where_chance_does_not_exp
 )
 def test_rewards_that_were_all_the_same_are_told_at_the_end(tmp_path, rewards, deviation, line):
     lines = [
-        json.dumps({"step": 1 + step, "reward": each, "reward_std": deviation})
-        for step, each in enumerate(rewards)
+        json.dumps({"step": 1 + step, "reward": step_rewards, "reward_std": deviation})
+        for step, step_rewards in enumerate(rewards)
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     assert describe_decline(RunRecord(tmp_path, {}, {}, {})) == line
@@ -979,11 +985,11 @@ def test_a_loss_that_rises_as_a_model_learns_gives_no_verdict():
     ends += [{"eval_loss": 0.0426, "eval_mean_token_accuracy": 0.181}]
     assert "eval_loss" in describe(*ends)
     assert describe(*ends, **trainer) is None
-    known = [
+    verdicts = [
         end | {"eval_cross_entropy": value} for end, value in zip(ends, (2.0, 9.0), strict=True)
     ]
-    assert "worse than it began: eval_cross_entropy 2 -> 9" in describe(*known, **trainer)
-    assert describe(*known[::-1], **trainer) is None
+    assert "worse than it began: eval_cross_entropy 2 -> 9" in describe(*verdicts, **trainer)
+    assert describe(*verdicts[::-1], **trainer) is None
     run = RunRecord(Path("a/b"), trainer, {}, {}, *ends)
     assert {row.name: row.change for row in score_rows(run)}["eval_loss"] == "+0.0315"
 

@@ -35,7 +35,10 @@ TRAINED = {
         "Thought: That is warm.\nFinal Answer: It is warm.",
     ],
     "hermes": [
-        'I look it up.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>',
+        (
+            'I look it up.\n<tool_call>\n{"name": "weather", '
+            '"arguments": {"city": "Rome"}}\n</tool_call>'
+        ),
         "<think>\nThat is warm.\n</think>\n\nIt is warm.",
     ],
 }
@@ -78,13 +81,13 @@ def test_thoughts_and_calls_are_trained_with_their_end_and_observations_are_not(
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_answer_follows_the_prompt_that_generation_spells(bare, name):
     tokenizer = with_template(bare, name)
-    whole = tokenizer.apply_chat_template(AGENT, tools=TOOLS, return_dict=False)
+    rendered = tokenizer.apply_chat_template(AGENT, tools=TOOLS, return_dict=False)
     for place in (2, 4):
         prompt = tokenizer.apply_chat_template(
             AGENT[:place], tools=TOOLS, add_generation_prompt=True, return_dict=False
         )
-        assert whole[: len(prompt)] == prompt
-        assert tokenizer.decode(whole[len(prompt) :]).startswith(TRAINED[name][place // 2 - 1])
+        assert rendered[: len(prompt)] == prompt
+        assert tokenizer.decode(rendered[len(prompt) :]).startswith(TRAINED[name][place // 2 - 1])
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -99,7 +102,7 @@ def test_a_call_is_spelt_alike_in_every_shape_that_data_has(bare, name):
         [*AGENT[:2], {"role": "assistant", "content": "", "tool_calls": [shape]}]
         for shape in shapes
     ]
-    [spelt] = {tokenizer.apply_chat_template(each, tools=TOOLS, tokenize=False) for each in turns}
+    [spelt] = {tokenizer.apply_chat_template(talk, tools=TOOLS, tokenize=False) for talk in turns}
     [flat] = {
         tokenizer.apply_chat_template(turns[0], tools=tools, tokenize=False)
         for tools in (TOOLS, [TOOLS[0]["function"]])
@@ -111,8 +114,8 @@ def test_a_call_is_spelt_alike_in_every_shape_that_data_has(bare, name):
 @pytest.mark.parametrize("name", TRAINED)
 def test_several_calls_of_one_turn_are_all_trained(bare, name):
     tokenizer = with_template(bare, name)
-    other = {"function": {"name": "weather", "arguments": {"city": "Oslo"}}}
-    turns = [AGENT[1], {"role": "assistant", "content": "", "tool_calls": [CALL, other]}]
+    oslo = {"function": {"name": "weather", "arguments": {"city": "Oslo"}}}
+    turns = [AGENT[1], {"role": "assistant", "content": "", "tool_calls": [CALL, oslo]}]
     trained = trained_of(tokenizer, turns)
     assert trained.index("Rome") < trained.index("Oslo")
     assert trained.count("weather") == 2

@@ -51,8 +51,8 @@ def look(tmp_path, monkeypatch):
                 os._exit(code)
         shown = b""
         try:
-            while more := os.read(terminal, 1 << 16):
-                shown += more
+            while received := os.read(terminal, 1 << 16):
+                shown += received
         except OSError:  # the terminal is closed
             pass
         os.close(terminal)
@@ -124,9 +124,9 @@ def finished(*words):
         from peft import LoraConfig, get_peft_model
         from transformers import AutoModelForCausalLM
 
-        whole = AutoModelForCausalLM.from_pretrained(run.model)
+        model = AutoModelForCausalLM.from_pretrained(run.model)
         get_peft_model(
-            whole, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
+            model, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
         ).save_pretrained(run.model)
     run.set_status("finished", step=2)
     return read_run(run.folder)

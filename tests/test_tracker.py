@@ -1,5 +1,6 @@
 """What arrives in a tracker: the frozen config, tags, the group, each figure once, and one run even if resumed."""
 
+import itertools
 import json
 import shutil
 import sqlite3
@@ -95,11 +96,11 @@ def test_several_trackers_are_composed_into_one_and_change_no_key(tmp_path):
     (tmp_path / "experiment").mkdir()
     listed = "# @package _global_\ndefaults: [{override /tracker: [tensorboard, ours, none]}]\n"
     (tmp_path / "experiment" / "two.yaml").write_text(listed)
-    one = compose(["tracker=wandb"]).cfg
+    single = compose(["tracker=wandb"]).cfg
     typed = compose(["tracker=[wandb,tensorboard]"]).cfg
     assert typed["tracker"]["report_to"] == ["wandb", "tensorboard"]
-    assert key_of(one) == key_of(typed)
-    assert typed["tracker"]["environment"].items() > one["tracker"]["environment"].items()
+    assert key_of(single) == key_of(typed)
+    assert typed["tracker"]["environment"].items() > single["tracker"]["environment"].items()
     node = compose(["experiment=two"], [tmp_path]).cfg["tracker"]
     assert (node["report_to"], node["tags"]) == (["tensorboard", "wandb", "mlflow"], ["ours"])
     assert (
@@ -120,9 +121,10 @@ def events_of(run: Run):
 
 def figures_of(run: Run) -> dict[str, list[int]]:
     events = events_of(run)
-    return {
-        name: [event.step for event in events.Scalars(name)] for name in events.Tags()["scalars"]
-    }
+    steps = {}
+    for name in events.Tags()["scalars"]:
+        steps[name] = [event.step for event in events.Scalars(name)]
+    return steps
 
 
 def text_of(run: Run, name: str) -> str:
@@ -158,9 +160,9 @@ def trained_twice(runner, tracker: str, *words: str, **variables: str) -> Run:
 def test_tensorboard(runner):
     run = trained_twice(runner, "tensorboard")
     assert len(list((run.folder / "tensorboard").iterdir())) == 2, "each start writes a file"
-    seen = figures_of(run)
-    assert seen["train/loss"] == [1, 2, 3, 4]
-    assert seen["eval/loss"] == [0, 4]
+    figures = figures_of(run)
+    assert figures["train/loss"] == [1, 2, 3, 4]
+    assert figures["eval/loss"] == [0, 4]
     # below the format of the folder
     frozen = (run.folder / "config.yaml").read_text().partition("\n")[2]
     assert text_of(run, "config") == f"```yaml\n{frozen}```"
@@ -175,19 +177,15 @@ def test_wandb(runner):
         run.folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns
     )
     assert len(files) == 2, "each start writes a file, and wandb sync joins them"
-    records = [record for file in files for record in wandb_records(file)]
+    records = list(itertools.chain(*map(wandb_records, files)))
     starts = [record.run for record in records if record.HasField("run")]
     word = json.loads((run.folder / "tracker.json").read_text())["id"]
     assert {(start.run_id, start.run_group, start.project) for start in starts} == {
         (word, "group", "runner")
     }
     assert all(sorted(start.tags) == sorted(TAGS) for start in starts)
-    configs = [
-        json.loads(part.value_json)
-        for start in starts
-        for part in start.config.update
-        if part.key == "runner"
-    ]
+    parts = itertools.chain(*(start.config.update for start in starts))
+    configs = [json.loads(part.value_json) for part in parts if part.key == "runner"]
     assert len(configs) == 2
     assert all(config == run.cfg for config in configs)
     figures = []
@@ -230,14 +228,14 @@ def wandb_records(path: Path):
 
     data = path.read_bytes()
     place = 7
-    whole = b""
+    record = b""
     while place + 7 <= len(data):
-        left = 32768 - place % 32768
-        if left < 7:
-            place += left
+        remaining = 32768 - place % 32768
+        if remaining < 7:
+            place += remaining
             continue
         _, size, kind = struct.unpack_from("<IHB", data, place)
-        whole = (b"" if kind in (1, 2) else whole) + data[place + 7 : place + 7 + size]
+        record = (b"" if kind in (1, 2) else record) + data[place + 7 : place + 7 + size]
         place += 7 + size
         if kind in (1, 4):
-            yield Record.FromString(whole)
+            yield Record.FromString(record)

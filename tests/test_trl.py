@@ -37,7 +37,7 @@ MODULES = [
 def exported(*kinds):
     """The classes that TRL exports of a kind, by the name under which a configuration would name them."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    found = {}
+    names = {}
     for module in map(importlib.import_module, MODULES):
         for name in dir(module):
             part = getattr(module, name)
@@ -46,9 +46,9 @@ def exported(*kinds):
                 and issubclass(part, kinds)
                 and part.__module__.startswith("trl.")
             ):
-                found[f"{module.__name__}.{name}"] = part
+                names[f"{module.__name__}.{name}"] = part
     return {
-        name: part for name, part in found.items() if not name.rpartition(".")[2].startswith("_")
+        name: part for name, part in names.items() if not name.rpartition(".")[2].startswith("_")
     }
 
 
@@ -56,32 +56,35 @@ def table():
     """What the table says of each name of TRL's."""
     text = (MENU / "README.md").read_text().partition("## TRL 1.16")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (\S.*?) \| (.*?) \|$", text, re.MULTILINE)
-    return {f"trl.{name}": says for names, says in rows for name in names.split(", ")}
+    entries = {}
+    for names, says in rows:
+        entries |= {f"trl.{name}": says for name in names.split(", ")}
+    return entries
 
 
 def targets(group):
     """The option of each target that a group names."""
     options = read_options(group)
     nodes = {name: option.get(group) or option for name, option in options.items()}
-    found = {
+    targets_found = {
         name: node.get("_target_") or (node.get(name) or {}).get("_target_")
         for name, node in nodes.items()
     }
-    return {target: name for name, target in found.items()}
+    return {target: name for name, target in targets_found.items()}
 
 
 @pytest.mark.parametrize(("group", "kind"), [("trainer", Trainer), ("callback", TrainerCallback)])
 def test_whatever_trl_exports_has_an_option_or_a_reason(group, kind):
     says = table()
-    known = targets(group)
+    options = targets(group)
     names = [name for name, part in exported(kind).items() if name.endswith(group.capitalize())]
     assert len(names) > 6
     for name in names:
         assert name in says, (
             f"{name} is new: an option of conf/{group}, and a line in conf/README.md"
         )
-        if name in known:
-            assert f"`{group}={known[name]}`" in says[name]
+        if name in options:
+            assert f"`{group}={options[name]}`" in says[name]
         else:
             assert says[name].startswith(("no:", "old names"))
 
@@ -126,17 +129,17 @@ class Teacher(BaseHTTPRequestHandler):
             logits = (
                 self.server.model(torch.tensor([ids])).logits[0, :-1].float() / asked["temperature"]
             )
-        found = []
+        scores = []
         for token, row in zip(ids[1:], logits.log_softmax(-1), strict=True):
             order = row.argsort(descending=True).tolist()
             wanted = {*order[: asked["prompt_logprobs"]], token}
-            found.append(
+            scores.append(
                 {
-                    str(each): {"logprob": row[each].item(), "rank": order.index(each) + 1}
-                    for each in wanted
+                    str(score): {"logprob": row[score].item(), "rank": order.index(score) + 1}
+                    for score in wanted
                 }
             )
-        return [None, *found]
+        return [None, *scores]
 
     def answer(self, value):
         body = json.dumps(value).encode()
@@ -223,6 +226,6 @@ def test_kinds_of_configurations_that_trl_trains_compose(tmp_path, monkeypatch):
     write_rows(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = {f"{kind.trainer}, {kind.name}": compose_kind(kind) for kind in KINDS}
-    assert len(found) > 38
-    assert {name: fault for name, fault in found.items() if fault} == {}
+    composed = {f"{kind.trainer}, {kind.name}": compose_kind(kind) for kind in KINDS}
+    assert len(composed) > 38
+    assert {name: fault for name, fault in composed.items() if fault} == {}

@@ -65,13 +65,15 @@ def test_layers_are_trained_whole_beside_an_adapter():
         AdapterPart.read_chosen(LORA | {"full": [r"layers\.0\.mlp", "model.norm"]}), load(), "lm"
     )
     adapted = get_peft_model(model, config)
-    whole = {name for name in trained(adapted) if "modules_to_save" in name}
-    assert {name.split("model.model.model.")[1].split(".modules_to_save")[0] for name in whole} == {
+    whole_layers = {name for name in trained(adapted) if "modules_to_save" in name}
+    assert {
+        name.split("model.model.model.")[1].split(".modules_to_save")[0] for name in whole_layers
+    } == {
         *(f"layers.0.mlp.{part}_proj" for part in ("gate", "up", "down")),
         "norm",
     }
     low_rank = {name for name in trained(adapted) if "lora_" in name}
-    assert whole | low_rank == trained(adapted)
+    assert whole_layers | low_rank == trained(adapted)
     assert any("layers.1.mlp" in name for name in low_rank)
     assert not any("layers.0.mlp" in name for name in low_rank)
 
@@ -436,12 +438,16 @@ def test_each_kind_is_saved_for_others_and_its_best_checkpoint_comes_back(
     )
     done = train(*words, *FEW, *BEST, *best, *probe)
     assert (done.code, done.state()) == (0, "finished")
-    said = json.loads((done.run.folder / "probe.json").read_text())
-    step = said["best"].rpartition("-")[2]
-    end = torch.tensor(said["end"]["lm"])
-    assert torch.equal(end, torch.tensor(said[step]["lm"]))
-    others = [torch.tensor(said[str(other)]["lm"]) for other in range(1, 5) if str(other) != step]
-    assert all((end - other).abs().max() > 1e-4 for other in others)
+    probed = json.loads((done.run.folder / "probe.json").read_text())
+    step = probed["best"].rpartition("-")[2]
+    end = torch.tensor(probed["end"]["lm"])
+    assert torch.equal(end, torch.tensor(probed[step]["lm"]))
+    earlier = [
+        torch.tensor(probed[str(step_number)]["lm"])
+        for step_number in range(1, 5)
+        if str(step_number) != step
+    ]
+    assert all((end - logits).abs().max() > 1e-4 for logits in earlier)
     assert step != "4"
     torch.testing.assert_close(back(done.run.model), end, atol=2e-4, rtol=0)
     names = {path.name for path in done.run.model.iterdir()}
@@ -453,8 +459,8 @@ def test_each_kind_is_saved_for_others_and_its_best_checkpoint_comes_back(
     assert args["learning_rate"] == 2e-3
     assert "output_dir" not in args
     if words[0] == "trainer=ppo":
-        assert said["end"]["values"] == said[step]["values"]
-        check_values(done.run.model, torch.tensor(said["end"]["values"]))
+        assert probed["end"]["values"] == probed[step]["values"]
+        check_values(done.run.model, torch.tensor(probed["end"]["values"]))
 
 
 def check_values(folder: Path, values: torch.Tensor) -> None:
@@ -471,12 +477,12 @@ def check_values(folder: Path, values: torch.Tensor) -> None:
     trunk = model.get_base_model().base_model if isinstance(model, PeftModel) else model.base_model
     with torch.no_grad():
         states = trunk.eval()(input_ids=IDS).last_hidden_state[0]
-        found = (
+        measured = (
             weights(states)[:, 0]
             if callable(weights)
             else (states @ weights["score.weight"].T + weights["score.bias"])[:, 0]
         )
-    torch.testing.assert_close(found, values, atol=2e-4, rtol=0)
+    torch.testing.assert_close(measured, values, atol=2e-4, rtol=0)
 
 
 @pytest.mark.grid(1)
@@ -506,15 +512,13 @@ def test_an_adapter_with_whole_layers_is_the_start_of_a_next_stage(train, probe,
     second = train(*words, *probe, name="second")
     assert second.code == 0
     end = (whole if how else adapted)(second.run.model)
-    said = json.loads((second.run.folder / "probe.json").read_text())["end"]["lm"]
-    torch.testing.assert_close(end, torch.tensor(said), atol=2e-4, rtol=0)
+    probed = json.loads((second.run.folder / "probe.json").read_text())["end"]["lm"]
+    torch.testing.assert_close(end, torch.tensor(probed), atol=2e-4, rtol=0)
     assert (end - start).abs().max() > 1e-3
-    kl = [
-        line[key]
-        for line in second.lines
-        for key in ("rewards/margins", "objective/kl")
-        if line.get(key) is not None
-    ]
+    kl = []
+    for line in second.lines:
+        figures = [line.get("rewards/margins"), line.get("objective/kl")]
+        kl += [figure for figure in figures if figure is not None]
     assert abs(kl[0]) < 1e-4  # the first step starts at its reference, embeddings and all
 
 
@@ -533,12 +537,8 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(train, adapter, tm
     status = read_json(again.run.folder / "status.json")
     write_json(again.run.folder / "status.json", status | {"state": "interrupted"})
     assert train(*words, *FEW, "trainer.args.save_steps=2", name="again").code == 0
-    weights = [
-        {
-            name: digest
-            for name, digest in files_of(done.run.model).items()
-            if name.endswith(".safetensors")
-        }
-        for done in (whole_run, again)
-    ]
+    weights = []
+    for done in (whole_run, again):
+        files = files_of(done.run.model)
+        weights.append({name: files[name] for name in files if name.endswith(".safetensors")})
     assert weights[0] == weights[1] != {}

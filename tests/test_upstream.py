@@ -1,6 +1,7 @@
 """The names of TRL and transformers that we rely on stand in one module, and are still those of the installed ones."""
 
 import ast
+import itertools
 import re
 from functools import cache
 from pathlib import Path
@@ -62,11 +63,8 @@ WORDS = {
 @cache
 def fields() -> set[str]:
     """The fields of all configs of TRL's trainers."""
-    return {
-        name
-        for config in ValidationContext({}).trainer_configs.values()
-        for name in config.parameters
-    }
+    configs = ValidationContext({}).trainer_configs.values()
+    return set().union(*(config.parameters for config in configs))
 
 
 @cache
@@ -75,12 +73,12 @@ def constructor_arguments() -> set[str]:
         "transformers.Trainer",
         *(f"trl.{name}" for name in public_names("trl") if name.endswith("Trainer")),
     ]
-    return {name for trainer in trainers for name in read_signature(trainer).parameters}
+    return set().union(*(read_signature(trainer).parameters for trainer in trainers))
 
 
 def texts() -> list[tuple[str, str]]:
     """Each text in our Python with its file and line; not docstrings, and not the texts of importers."""
-    found = []
+    literals = []
     for path in sorted(PACKAGE.rglob("*.py")):
         if (
             path.parent == UPSTREAM
@@ -102,8 +100,8 @@ def texts() -> list[tuple[str, str]]:
                 and node.value not in docstrings
             ):
                 place = f"{path.relative_to(PACKAGE)}:{node.lineno}"
-                found.append((node.value, place))
-    return found
+                literals.append((node.value, place))
+    return literals
 
 
 @pytest.mark.parametrize("name", upstream.COMPLETION_LENGTHS)
@@ -119,7 +117,7 @@ def test_no_trainer_of_the_menu_that_samples_has_another_name_for_it():
     for path in sorted((MENU / "trainer").glob("*.yaml")):
         node = yaml.safe_load(path.read_text(encoding="utf-8"))["trainer"]
         trainer, config = (
-            read_signature(one["_target_"]).parameters for one in (node, node["args"])
+            read_signature(mapping["_target_"]).parameters for mapping in (node, node["args"])
         )
         if "reward_funcs" in trainer:
             assert set(upstream.COMPLETION_LENGTHS) & set(config), path.name
@@ -140,22 +138,20 @@ def test_every_name_is_one_of_the_installed_libraries():
         *upstream.BESIDE_ROWS,
     }
     tables |= upstream.OF_LOG_PROBS
-    own = set(read_signature("runner.ppo.PPOConfig").parameters)  # kl_coef, response_length
-    assert {*numeric, *tables, *NAMES} - fields() - constructor_arguments() - own == set(), (
+    ppo_fields = set(read_signature("runner.ppo.PPOConfig").parameters)  # kl_coef, response_length
+    assert {*numeric, *tables, *NAMES} - fields() - constructor_arguments() - ppo_fields == set(), (
         "renamed"
     )
     trainer = set(read_signature("runner.ppo.PPOTrainer").parameters)  # policy_loss
     assert {*upstream.FROM_GROUP} - constructor_arguments() - trainer == set(), "renamed"
-    assert {*upstream.FROM_TOP} - fields() - own == set(), "renamed"
+    assert {*upstream.FROM_TOP} - fields() - ppo_fields == set(), "renamed"
 
 
 def test_each_declared_name_is_used():
-    used = {
-        word
-        for path in PACKAGE.rglob("*.py")
-        if path.name != "trainer_args.py"  # which declares them
-        for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))
-    }
+    used = set()
+    for path in PACKAGE.rglob("*.py"):
+        if path.name != "trainer_args.py":  # which declares them
+            used |= set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
     assert NAMES - used == set()
 
 
@@ -185,7 +181,7 @@ def test_a_field_that_is_read_or_told_to_type_is_one():
 
     from runner.ppo import PPOConfig
 
-    known = {
+    known_fields = {
         "get",
         "py",
         "yaml",
@@ -195,47 +191,39 @@ def test_a_field_that_is_read_or_told_to_type_is_one():
         *read_signature("runner.ppo.PPOConfig").parameters,
         *fields(),
     }
-    sources = [
-        path
-        for root in (PACKAGE, MENU)
-        for path in root.rglob("*")
-        if path.suffix in (".py", ".yaml")
-    ]
-    found = [
-        (path, *each) for path in sources for each in fields_in(path.read_text(encoding="utf-8"))
-    ]
-    assert len(found) > 300
+    sources = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.yaml"), *MENU.rglob("*.yaml")]
+    named = []
+    for path in sources:
+        named += [(path, *field) for field in fields_in(path.read_text(encoding="utf-8"))]
+    assert len(named) > 300
     listed = [
         f"{path.relative_to(PACKAGE.parent)}:{line} {name}"
-        for path, name, line in found
-        if name not in known
+        for path, name, line in named
+        if name not in known_fields
     ]
     assert listed == [], "renamed"
 
 
 def test_the_arguments_in_the_menu_are_fields():
-    own = {"_target_", *read_signature("runner.ppo.PPOConfig").parameters}
+    ours = {"_target_", *read_signature("runner.ppo.PPOConfig").parameters}
     unknown = []
     for path in sorted(MENU.rglob("*.yaml")):
         node = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         args = (node.get("trainer") or {}).get("args") or {}
         unknown += [
-            f"conf/{path.relative_to(MENU)} {name}" for name in args if name not in fields() | own
+            f"conf/{path.relative_to(MENU)} {name}" for name in args if name not in fields() | ours
         ]
     assert unknown == [], "renamed"
 
 
 def test_nothing_knows_a_trainer_by_its_name():
     """So that one that TRL adds is a file in ``conf/trainer/`` and no Python."""
-    names = {
-        f"{name}{kind}"
-        for name in ValidationContext({}).trainer_configs
-        for kind in ("", "Config", "Trainer")
-    }
-    known = [place for text, place in texts() if text.rpartition(".")[2] in names]
-    known += [
+    pairs = itertools.product(ValidationContext({}).trainer_configs, ("", "Config", "Trainer"))
+    names = {f"{name}{kind}" for name, kind in pairs}
+    places = [place for text, place in texts() if text.rpartition(".")[2] in names]
+    places += [
         place
         for text, place in texts()
         if re.fullmatch(r"[\w.]*[A-Za-z]Trainer", text) and text != "PPOTrainer"
     ]
-    assert known == []
+    assert places == []

@@ -1,5 +1,6 @@
 """Values that spoil a training in silence are refused: out of range, of no name, or read by nothing."""
 
+import itertools
 import json
 import re
 import shlex
@@ -72,9 +73,9 @@ def refuse(capsys, words: str, code: int = 2) -> str:
 )
 def test_a_number_outside_of_its_range(trainer, field, value, capsys):
     text = json.dumps(value)
-    said = refuse(capsys, f"trainer={trainer} '++trainer.args.{field}={text}' dataset=toy_sort")
-    assert f"trainer.args.{field}\n" in said
-    assert re.search("expected  (at least|above)", said)
+    refusal = refuse(capsys, f"trainer={trainer} '++trainer.args.{field}={text}' dataset=toy_sort")
+    assert f"trainer.args.{field}\n" in refusal
+    assert re.search("expected  (at least|above)", refusal)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +87,14 @@ def test_a_number_outside_of_its_range(trainer, field, value, capsys):
         "weight=pattern weight.pattern=a weight.weight=-1",
         "optimizer=adamw optimizer.groups={layers:{lr_ratio:-1}}",
         "optimizer=adamw optimizer.betas=[0.9,1.0]",
-        "optimizer=adamw optimizer.scheduler._target_=torch.optim.lr_scheduler.StepLR optimizer.scheduler.step_size=0",
-        "trainer.args.lr_scheduler_type=cosine_with_restarts trainer.args.lr_scheduler_kwargs={num_cycles:0}",
+        (
+            "optimizer=adamw optimizer.scheduler._target_=torch.optim.lr_scheduler.StepLR "
+            "optimizer.scheduler.step_size=0"
+        ),
+        (
+            "trainer.args.lr_scheduler_type=cosine_with_restarts "
+            "trainer.args.lr_scheduler_kwargs={num_cycles:0}"
+        ),
         "callback=bema callback.bema.update_freq=0",
         "trainer=grpo reward=length reward.length.target=-5",
         f"trainer=grpo {GENERATION}={{typical_p:3}}",
@@ -106,17 +113,17 @@ def test_bounds_are_in_order(capsys):
 
 @pytest.mark.parametrize("decay", [0.8, 0])
 def test_a_number_that_must_be_below_zero(decay, capsys):
-    said = refuse(capsys, f"optimizer=adafactor optimizer.decay_rate={decay}")
-    assert "expected  below 0" in said
-    assert "optimizer.decay_rate=-0.8" in said
+    refusal = refuse(capsys, f"optimizer=adafactor optimizer.decay_rate={decay}")
+    assert "expected  below 0" in refusal
+    assert "optimizer.decay_rate=-0.8" in refusal
     refuse(capsys, "optimizer=adafactor optimizer.decay_rate=-0.5", code=0)
 
 
 @pytest.mark.parametrize("ends", ["[1,-1]", "[1,1]"])
 def test_ends_of_a_range_that_leave_no_room(ends, capsys):
-    said = refuse(capsys, f"trainer=rloo trainer.args.reward_clip_range={ends}")
-    assert "trainer.args.reward_clip_range\n" in said
-    assert "the lower end first" in said
+    refusal = refuse(capsys, f"trainer=rloo trainer.args.reward_clip_range={ends}")
+    assert "trainer.args.reward_clip_range\n" in refusal
+    assert "the lower end first" in refusal
     refuse(capsys, "trainer=rloo trainer.args.reward_clip_range=[-1,1]", code=0)
 
 
@@ -127,9 +134,9 @@ def test_weights_of_which_none_counts(capsys):
 
 
 def test_an_empty_list_of_numbers(capsys):
-    said = refuse(capsys, "trainer=online_dpo trainer.args.beta=[]")
-    assert "trainer.args.beta\n" in said
-    assert "no number" in said
+    refusal = refuse(capsys, "trainer=online_dpo trainer.args.beta=[]")
+    assert "trainer.args.beta\n" in refusal
+    assert "no number" in refusal
 
 
 @pytest.mark.parametrize(
@@ -145,23 +152,23 @@ def test_an_empty_list_of_numbers(capsys):
 )
 def test_a_schedule_that_never_has_the_rate_that_was_asked_for(words, fix, capsys):
     common = "learning_rate=1e-4 trainer.args.max_steps=80 trainer.args.lr_scheduler_type="
-    said = refuse(capsys, common + words)
-    assert "trainer.args.lr_scheduler_kwargs" in said
-    assert fix in said
-    typed = said.partition("type      ")[2].splitlines()[0].strip()
+    refusal = refuse(capsys, common + words)
+    assert "trainer.args.lr_scheduler_kwargs" in refusal
+    assert fix in refusal
+    typed = refusal.partition("type      ")[2].splitlines()[0].strip()
     refuse(capsys, f"{common}{words} {typed}", code=0)
 
 
 def test_a_batch_of_generations_that_holds_no_whole_groups(capsys):
-    said = refuse(capsys, "trainer=grpo trainer.args.generation_batch_size=7")
-    typed = said.partition("type      ")[2].splitlines()[0]
+    refusal = refuse(capsys, "trainer=grpo trainer.args.generation_batch_size=7")
+    typed = refusal.partition("type      ")[2].splitlines()[0]
     assert "trainer.args.generation_batch_size" in typed
     refuse(capsys, f"trainer=grpo trainer.args.generation_batch_size=7 {typed}", code=0)
 
 
 def test_a_token_that_the_model_has_none_of(capsys):
-    said = refuse(capsys, "trainer=ppo trainer.args.stop_token_id=99999")
-    assert "expected  a token: below 535" in said
+    refusal = refuse(capsys, "trainer=ppo trainer.args.stop_token_id=99999")
+    assert "expected  a token: below 535" in refusal
 
 
 # --- Mappings that a library reads late ---
@@ -239,16 +246,19 @@ def test_a_token_that_the_model_has_none_of(capsys):
             "=<folder or org/name>",
         ),
         (
-            "trainer=grpo model.tokenizer.chat_template=qwen3 trainer.args.chat_template_kwargs={enable_thinkin:true}",
+            (
+                "trainer=grpo model.tokenizer.chat_template=qwen3 "
+                "trainer.args.chat_template_kwargs={enable_thinkin:true}"
+            ),
             "trainer.args.chat_template_kwargs.enable_thinkin",
             "enable_thinking=true",
         ),
     ],
 )
 def test_a_mapping_is_checked_against_what_takes_it(words, where, fix, capsys):
-    said = refuse(capsys, words)
-    assert f"  {where}\n" in said
-    assert fix in said.partition("type      ")[2]
+    refusal = refuse(capsys, words)
+    assert f"  {where}\n" in refusal
+    assert fix in refusal.partition("type      ")[2]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +269,10 @@ def test_a_mapping_is_checked_against_what_takes_it(words, where, fix, capsys):
         "strategy=fsdp2 trainer.args.fsdp_config.fsdp_version=2",
         "trainer.args.gradient_checkpointing_kwargs={use_reentrant:true}",
         f"trainer=grpo {GENERATION}={{no_repeat_ngram_size:3}}",
-        "trainer=grpo model.tokenizer.chat_template=qwen3 trainer.args.chat_template_kwargs={enable_thinking:true}",
+        (
+            "trainer=grpo model.tokenizer.chat_template=qwen3 "
+            "trainer.args.chat_template_kwargs={enable_thinking:true}"
+        ),
     ],
 )
 def test_a_mapping_that_is_right(words, capsys):
@@ -281,7 +294,7 @@ def test_the_tables_are_those_of_the_libraries():
     named |= {*re.findall(r'"(\w+)" in ctx\.optim_args', source)}
     for names in re.findall(r"for key in \(([^)]*)\):\s*if key in ctx\.optim_args", source):
         named |= {*re.findall(r'"(\w+)"', names)}
-    assert named == {name for names in upstream.OPTIMIZER_ARGS.values() for name in names}
+    assert named == set(itertools.chain(*upstream.OPTIMIZER_ARGS.values()))
 
 
 # --- Fields that nothing reads ---
@@ -311,7 +324,10 @@ def test_the_tables_are_those_of_the_libraries():
         "trainer.args.do_train=true",
         "trainer.args.eval_strategy=no trainer.args.eval_delay=3",
         "trainer.args.max_length=null trainer.args.truncation_mode=keep_end",
-        "trainer.args.gradient_checkpointing=false trainer.args.gradient_checkpointing_kwargs.use_reentrant=false",
+        (
+            "trainer.args.gradient_checkpointing=false "
+            "trainer.args.gradient_checkpointing_kwargs.use_reentrant=false"
+        ),
         "trainer.args.activation_checkpointing=true trainer.args.gradient_checkpointing=false",
         "trainer=dpo trainer.args.precompute_ref_batch_size=3",
         "trainer=grpo trainer.args.vllm_server_port=3000",
@@ -327,8 +343,8 @@ def test_the_tables_are_those_of_the_libraries():
     ],
 )
 def test_a_typed_field_that_nothing_reads(words, capsys):
-    said = refuse(capsys, words)
-    assert re.search("nothing reads|does not read|replaces it", said)
+    refusal = refuse(capsys, words)
+    assert re.search("nothing reads|does not read|replaces it", refusal)
 
 
 @pytest.mark.parametrize(
@@ -340,8 +356,14 @@ def test_a_typed_field_that_nothing_reads(words, capsys):
         "trainer=cpo trainer.args.loss_type=simpo trainer.args.simpo_gamma=1",
         "trainer.args.warmup_steps=3 trainer.args.adam_beta1=0.5",
         "trainer.args.push_to_hub=true trainer.args.hub_model_id=a/b",
-        "trainer.args.activation_checkpointing=true trainer.args.gradient_checkpointing_kwargs.use_reentrant=true",
-        "trainer.args.gradient_checkpointing=true trainer.args.activation_checkpointing_kwargs={every_n_layers:2}",
+        (
+            "trainer.args.activation_checkpointing=true "
+            "trainer.args.gradient_checkpointing_kwargs.use_reentrant=true"
+        ),
+        (
+            "trainer.args.gradient_checkpointing=true "
+            "trainer.args.activation_checkpointing_kwargs={every_n_layers:2}"
+        ),
         "peft=lora peft.use_qalora=true peft.qalora_group_size=8",
         "peft=prefix peft.prefix_projection=true peft.encoder_hidden_size=32",
     ],
@@ -356,16 +378,21 @@ def test_fields_that_are_known_to_be_idle_are_fields():
             "TrainingArguments": "transformers.TrainingArguments",
             "PPOConfig": "runner.ppo.PPOConfig",
         }
-        known = [other for other in read_all_configs() if owner in other.lineage]
-        known += [read_signature(names[owner])] if owner in names else []
-        known = known or [signature for signature in [read_signature(f"peft.{owner}")] if signature]
-        assert known, owner
+        signatures = [config for config in read_all_configs() if owner in config.lineage]
+        signatures += [read_signature(names[owner])] if owner in names else []
+        signatures = signatures or [
+            signature for signature in [read_signature(f"peft.{owner}")] if signature
+        ]
+        assert signatures, owner
         for field, condition in fields.items():
-            assert any(field in other.parameters for other in known), f"{owner} {field}"
-            others = [condition[0]] if condition and condition[1] != [] else []
-            assert all(any(name in other.parameters for other in known) for name in others), (
+            assert any(field in signature.parameters for signature in signatures), (
                 f"{owner} {field}"
             )
+            condition_fields = [condition[0]] if condition and condition[1] != [] else []
+            assert all(
+                any(name in signature.parameters for signature in signatures)
+                for name in condition_fields
+            ), f"{owner} {field}"
 
 
 def read_all_configs():
@@ -400,9 +427,9 @@ def test_a_name_of_an_adapter_that_fits_nothing(words, where, capsys):
 
 
 def test_the_blocks_of_an_adapter_divide_its_layers(capsys):
-    said = refuse(capsys, "peft=oft peft.oft_block_size=5")
-    assert "5, which does not divide the inputs of the layers" in said
-    assert "type      peft.oft_block_size=4" in said
+    refusal = refuse(capsys, "peft=oft peft.oft_block_size=5")
+    assert "5, which does not divide the inputs of the layers" in refusal
+    assert "type      peft.oft_block_size=4" in refusal
     refuse(capsys, "peft=oft peft.oft_block_size=4", code=0)
 
 
@@ -416,15 +443,15 @@ def test_the_blocks_of_an_adapter_divide_its_layers(capsys):
     ],
 )
 def test_a_field_of_an_adapter_whose_default_is_of_no_use(target, fields, capsys):
-    said = refuse(capsys, f"peft._target_=peft.{target}")
+    refusal = refuse(capsys, f"peft._target_=peft.{target}")
     for field in fields:
-        assert f"  peft.{field}\n    found     missing, but {target} needs it" in said
+        assert f"  peft.{field}\n    found     missing, but {target} needs it" in refusal
 
 
 def test_an_optimizer_that_needs_a_closure(capsys):
-    said = refuse(capsys, "optimizer._target_=torch.optim.LBFGS")
-    assert "LBFGS, whose step needs a closure" in said
-    assert "type      optimizer=adamw" in said
+    refusal = refuse(capsys, "optimizer._target_=torch.optim.LBFGS")
+    assert "LBFGS, whose step needs a closure" in refusal
+    assert "type      optimizer=adamw" in refusal
     refuse(capsys, "optimizer._target_=torch.optim.SGD", code=0)
 
 
@@ -434,17 +461,17 @@ def test_learnt_prompts_leave_room_for_the_rows(capsys):
 
 
 def test_a_pattern_of_parameter_groups_that_fits_no_weight(capsys):
-    said = refuse(capsys, "optimizer=adamw 'optimizer.groups={nope: {lr_ratio: 0.1}}'")
-    assert "optimizer.groups.nope\n" in said
-    assert "another pattern" in said
+    refusal = refuse(capsys, "optimizer=adamw 'optimizer.groups={nope: {lr_ratio: 0.1}}'")
+    assert "optimizer.groups.nope\n" in refusal
+    assert "another pattern" in refusal
     refuse(capsys, "optimizer=adamw 'optimizer.groups={embed: {lr_ratio: 0.1}}'", code=0)
 
 
 @pytest.mark.parametrize("name", ["runtime", "loss", "samples_per_second", "solve_time"])
 def test_a_metric_of_a_name_that_would_be_lost(name, capsys):
-    said = refuse(capsys, f"metric.{name}._target_=trl.rewards.accuracy_reward")
-    assert f"metric.{name}\n" in said
-    assert "another name" in said
+    refusal = refuse(capsys, f"metric.{name}._target_=trl.rewards.accuracy_reward")
+    assert f"metric.{name}\n" in refusal
+    assert "another name" in refusal
 
 
 def test_pairs_of_which_every_row_says_that_the_rejected_side_is_better(
@@ -455,10 +482,10 @@ def test_pairs_of_which_every_row_says_that_the_rejected_side_is_better(
     Path("pairs.jsonl").write_text(
         "".join(json.dumps(pair | {"prompt": str(n)}) + "\n" for n in range(4))
     )
-    said = refuse(capsys, "trainer=dpo dataset=pairs.jsonl")
+    refusal = refuse(capsys, "trainer=dpo dataset=pairs.jsonl")
     fix = "dataset.columns.chosen=rejected dataset.columns.rejected=chosen"
-    assert "score_chosen is below score_rejected in all 4 rows" in said
-    assert f"type      {fix}" in said
+    assert "score_chosen is below score_rejected in all 4 rows" in refusal
+    assert f"type      {fix}" in refusal
     refuse(capsys, f"trainer=dpo dataset=pairs.jsonl {fix}", code=0)
     assert "no rows are held out" in refuse(
         capsys, f"trainer=dpo dataset=pairs.jsonl {fix} objective=eval_x"
@@ -476,9 +503,9 @@ def test_a_model_whose_files_would_spoil_a_training(tmp_path, monkeypatch, capsy
         path = Path(name, file)
         path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     assert "eos_token_id is 9999" in refuse(capsys, "model=ended")
-    said = refuse(capsys, "model=unknown")
-    assert 'by the method "evil"' in said
-    assert re.search("expected  one of .*awq.* gptq", said)
+    refusal = refuse(capsys, "model=unknown")
+    assert 'by the method "evil"' in refusal
+    assert re.search("expected  one of .*awq.* gptq", refusal)
     assert "stop_strings" in refuse(capsys, "trainer=grpo model=stopping")
     refuse(capsys, "trainer=ppo model=stopping", code=0)
     shutil.copytree(TINY, "rounded")
@@ -501,8 +528,8 @@ def test_a_model_whose_files_would_spoil_a_training(tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize("tracker", sorted({*TRACKERS} - {"none", "all"}))
 def test_a_tracker_that_is_not_installed_is_the_environments_fault(tracker, capsys, monkeypatch):
     monkeypatch.setattr("runner.validate.libraries.find_spec", lambda name: None)
-    said = refuse(capsys, f"tracker.report_to={tracker}", code=5)
-    assert "type      pip install" in said or "type      export" in said
+    refusal = refuse(capsys, f"tracker.report_to={tracker}", code=5)
+    assert "type      pip install" in refusal or "type      export" in refusal
 
 
 def test_a_tracker_of_the_users_own_may_have_its_variables(tmp_path, monkeypatch, capsys):
@@ -511,9 +538,9 @@ def test_a_tracker_of_the_users_own_may_have_its_variables(tmp_path, monkeypatch
     Path("my/tracker/swanlab.yaml").write_text(
         "report_to: swanlab\nenvironment: {SWANLAB_MODE: local}\n"
     )
-    said = refuse(capsys, "tracker=swanlab --config-dir my", code=5)
-    assert "pip install swanlab" in said
-    assert "SWANLAB_MODE" not in said
+    refusal = refuse(capsys, "tracker=swanlab --config-dir my", code=5)
+    assert "pip install swanlab" in refusal
+    assert "SWANLAB_MODE" not in refusal
 
 
 # --- What only a start shows ---
@@ -531,9 +558,9 @@ def test_an_objective_that_no_training_logs(train, capsys):
     done = train("trainer=sft", "objective=nonsense", *FEW)
     assert done.code == 2
     assert done.state() == "finished"
-    said = capsys.readouterr().err
-    assert "no finished run has 'nonsense'" in said
-    assert "objective=eval_loss" in said.partition("type  ")[2]
+    stderr = capsys.readouterr().err
+    assert "no finished run has 'nonsense'" in stderr
+    assert "objective=eval_loss" in stderr.partition("type  ")[2]
     # which is logged in training
     assert train("trainer=sft", "objective=entropy", "seed=1", *FEW).code == 0
 

@@ -44,14 +44,14 @@ def root(tmp_path):
 def ask(server, path: str, method: str = "GET", **headers) -> tuple[int, str, dict]:
     """The status, text and headers of an answer; ``path`` is what follows the token, or begins with a slash."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
-    whole = path if path.startswith("/") else urlsplit(server.address).path + path
+    url_path = path if path.startswith("/") else urlsplit(server.address).path + path
     connection.request(
-        method, whole, headers={name.replace("_", "-"): text for name, text in headers.items()}
+        method, url_path, headers={name.replace("_", "-"): text for name, text in headers.items()}
     )
     answer = connection.getresponse()
-    found = answer.status, answer.read().decode(), dict(answer.headers)
+    response = answer.status, answer.read().decode(), dict(answer.headers)
     connection.close()
-    return found
+    return response
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -86,8 +86,12 @@ def test_every_page_is_there_and_leads_to_the_others(root):
             assert headers["X-Content-Type-Options"] == "nosniff"
             assert headers["Referrer-Policy"] == "no-referrer"
             assert headers["Content-Type"].startswith("text/html")
-            status, text, others = ask(server, page, "HEAD")
-            assert (status, text, others | {"Date": ""}) == (200, "", headers | {"Date": ""})
+            status, text, response_headers = ask(server, page, "HEAD")
+            assert (status, text, response_headers | {"Date": ""}) == (
+                200,
+                "",
+                headers | {"Date": ""},
+            )
 
 
 def test_nothing_else_is_served(root):
@@ -125,10 +129,8 @@ def test_nothing_else_is_served(root):
     with served(root, ["alone", "kl"]) as server:
         for path, method, headers, status in cases:
             hosts = {name: text.format(port=server.server_port) for name, text in headers.items()}
-            found, text, sent = ask(server, path.replace("{token}", server.token), method, **hosts)
-            assert found == status and "<" not in text and server.token not in str(sent) + text, (
-                path
-            )
+            code, text, sent = ask(server, path.replace("{token}", server.token), method, **hosts)
+            assert code == status and "<" not in text and server.token not in str(sent) + text, path
             assert "Python" not in str(sent)
 
 
@@ -181,13 +183,13 @@ def test_the_script_is_the_one_that_the_page_names_and_small(root):
     write_report(summarise(root / "kl"))
     with served(root) as server:
         _, live, headers = ask(server, "kl/report.html")
-    for page, more in (
+    for page, details in (
         ((root / "kl" / "report.html").read_text(), ""),
         (live, "; connect-src 'self'"),
     ):
         policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)[1]
         rules = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-        assert policy == f"{rules}; script-src 'sha256-{digest}'{more}"
+        assert policy == f"{rules}; script-src 'sha256-{digest}'{details}"
         assert page.count("<script>") == 1
         assert f"<script>{SCRIPT}</script>" in page
     assert headers["Content-Security-Policy"].startswith(policy)
@@ -223,19 +225,19 @@ def test_the_numbers_of_a_page_are_those_of_the_log(tmp_path):
         lay_run(tmp_path / "g" / f"{seed}", seed=seed, lines=lines)
     page = write_report(summarise(tmp_path / "g")).read_text()
     data = data_of(page)
-    ((name, title, [[label, dashed, at, values, sds]]),) = data["charts"]
-    assert (name, title, label, dashed, data["steps"][at]) == ("loss", "loss", 0, False, [1, 2])
+    ((name, title, [[label, dashed, steps, values, sds]]),) = data["charts"]
+    assert (name, title, label, dashed, data["steps"][steps]) == ("loss", "loss", 0, False, [1, 2])
     assert values == [2, 4]
     assert sds == [1.414214, 2.828427]
-    assert data["labels"][0][2] == {"tokens": [at, [100, 200]], "time": [at, [2, 4]]}
+    assert data["labels"][0][2] == {"tokens": [steps, [100, 200]], "time": [steps, [2, 4]]}
 
 
 def test_a_setting_keeps_its_colour_while_others_pass_it(root):
     with served(root) as server:
-        colours = dict(each[:2] for each in data_of(ask(server, "kl/report.html")[1])["labels"])
+        colours = dict(label[:2] for label in data_of(ask(server, "kl/report.html")[1])["labels"])
         lay_sweep(root / "kl", {(0.9, 1e-4, 0): 0.95, (0.05, 1e-4, 0): 0.1}, logged=True)
         _, text, _ = ask(server, "kl/report.html")
-    later = dict(each[:2] for each in data_of(text)["labels"])
+    later = dict(label[:2] for label in data_of(text)["labels"])
     assert len(later) == len(set(later.values())) == 4
     assert next(iter(later)) == "kl_coef=0.9"
     assert {label: later[label] for label in colours} == colours
@@ -272,9 +274,9 @@ def test_the_verb_prints_its_address_and_ends_by_ctrl_c(root, runner):
         connection = http.client.HTTPConnection("127.0.0.1", int(address[2]), timeout=600)
         connection.request("GET", urlsplit(address[1]).path)
         assert connection.getresponse().status == 200
-        taken = runner("watch", f"port={address[2]}", code=5)
-        assert "port=0" in taken.stderr
-        assert address[2] in taken.stderr
+        refused = runner("watch", f"port={address[2]}", code=5)
+        assert "port=0" in refused.stderr
+        assert address[2] in refused.stderr
     finally:
         started.send(signal.SIGINT)
     done = started.wait()
@@ -290,8 +292,10 @@ def test_readers_who_say_nothing_hang_up_or_take_nothing_leave_no_trace(root, mo
         watch.Server, "shutdown_request", lambda self, request: ended.append(request.close())
     )
     with served(root) as server:
-        monkeypatch.setattr(server, "page_of", lambda address, known: ('"x"', "y" * 30_000_000))
-        asked = f"GET {urlsplit(server.address).path} HTTP/1.1\r\nHost: {server.hosts[0]}\r\n\r\n".encode()
+        monkeypatch.setattr(server, "page_of", lambda address, cache: ('"x"', "y" * 30_000_000))
+        asked = (
+            f"GET {urlsplit(server.address).path} HTTP/1.1\r\nHost: {server.hosts[0]}\r\n\r\n"
+        ).encode()
         readers = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(5)]
         silent, leaving, half, greedy, gone = readers
         half.send(b"GET / HTTP/1.1\r\nHost:")

@@ -40,9 +40,11 @@ TALK = [
 # trimmed text.
 THINKING = (
     "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' and loop.last %}<think>\n\n{{ m.reasoning_content or '' }}\n</think>\n{% endif %}"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n\n"
+    "{{ m.reasoning_content or '' }}\n</think>\n{% endif %}"
     "{{ m.content | trim }}"
-    "{% if m.tool_calls %}<tool_call>{{ m.tool_calls[0].function.name }}</tool_call>{% endif %}<|im_end|>\n"
+    "{% if m.tool_calls %}<tool_call>{{ m.tool_calls[0].function.name }}"
+    "</tool_call>{% endif %}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 RESTLESS = "{% for m in messages %}{{ m.content }}{{ messages[0].content | length }}{% endfor %}"
@@ -88,7 +90,7 @@ def test_columns_are_the_arguments_without_a_value():
     assert columns_of(answers) == frozenset()
     assert columns_of(by_column) == {"row"}
     assert columns_of(lambda messages, grade, scale=1.0: []) == {"grade"}
-    assert columns_of(lambda messages, grade, **more: []) == {"grade", "row"}
+    assert columns_of(lambda messages, grade, **kwargs: []) == {"grade", "row"}
 
 
 # --- Row -> weights -----------------------------------------------------------------------------
@@ -131,12 +133,12 @@ def test_what_the_template_writes_around_weighs_as_little_as_the_lightest(tokeni
 def test_rules_multiply(tokenizer):
     rules = [answers, lambda messages: pattern(messages, "7", weight=4.0, rest=0.5)]
     ids, weights = token_weights({"messages": TALK}, rules, tokenizer)["token_weights"]
-    found = {
+    by_rule = {
         tokenizer.decode(token): weight
         for token, weight in zip(ids, weights, strict=True)
         if weight
     }
-    assert found == {"3": 0.5, " 7": 4.0, "<|im_end|>": 0.5, "1": 0.5, " 2": 0.5}
+    assert by_rule == {"3": 0.5, " 7": 4.0, "<|im_end|>": 0.5, "1": 0.5, " 2": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +157,7 @@ def bytewise():
 
 @pytest.mark.parametrize("weight", [0.0, 3.0])
 @pytest.mark.parametrize(
-    ("found", "tokens"),
+    ("finding", "tokens"),
     [
         ("secret", [" secret"]),
         (r" \w+", [" secret", " café", " is", " 42", " cats"]),
@@ -166,14 +168,14 @@ def bytewise():
         (r"\s", []),
     ],
 )
-def test_a_token_with_a_letter_of_a_span_takes_its_weight(bytewise, found, tokens, weight):
+def test_a_token_with_a_letter_of_a_span_takes_its_weight(bytewise, finding, tokens, weight):
     row = {"prompt": "", "completion": "the secret café is 42 cats"}
     ids, weights = token_weights(
-        row, [lambda messages: pattern(messages, found, weight)], bytewise
+        row, [lambda messages: pattern(messages, finding, weight)], bytewise
     )["token_weights"]
     assert set(weights) <= {weight, 1.0}
     pairs = zip(map(bytewise.decode, ids), weights, strict=True)
-    assert [token for token, own in pairs if own == weight] == tokens
+    assert [token for token, token_weight in pairs if token_weight == weight] == tokens
 
 
 def test_of_several_spans_and_rules_the_larger_counts_and_the_product(bytewise, tokenizer):
@@ -216,8 +218,8 @@ def test_thoughts_and_calls_of_tools_belong_to_the_answer(tokenizer):
         {"role": "tool", "content": "7"},
         {"role": "assistant", "content": "7", "reasoning_content": "so it is"},
     ]
-    said = "<tool_call>look</tool_call><|im_end|><think>\n\nso it is\n</think>\n7<|im_end|>"
-    assert trained(tokenizer, {"messages": talk}, answers) == said
+    thinking = "<tool_call>look</tool_call><|im_end|><think>\n\nso it is\n</think>\n7<|im_end|>"
+    assert trained(tokenizer, {"messages": talk}, answers) == thinking
     silent = lambda messages: pattern(messages, r"(?s)<think>.*</think>\s*", weight=0.0)  # noqa: E731
     assert (
         trained(tokenizer, {"messages": talk}, answers, silent)
@@ -255,8 +257,8 @@ def padded(rows, key, side="right"):
     ids = [row[key] + [0] * (longest - len(row[key])) for row in rows]
     mask = [[1] * len(row[key]) + [0] * (longest - len(row[key])) for row in rows]
     if side == "left":
-        ids = [each[::-1] for each in ids]
-        mask = [each[::-1] for each in mask]
+        ids = [row[::-1] for row in ids]
+        mask = [row[::-1] for row in mask]
     return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
 
@@ -275,8 +277,10 @@ def test_weights_stand_where_the_tokens_do(side, placed):
     assert WeightCollator(collate)(rows)["token_weights"].tolist() == placed
 
 
-@pytest.mark.parametrize(("mode", "kept"), [("keep_start", [1.0, 2.0]), ("keep_end", [2.0, 3.0])])
-def test_weights_are_cut_as_the_tokens_are(mode, kept):
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("keep_start", [1.0, 2.0]), ("keep_end", [2.0, 3.0])]
+)
+def test_weights_are_cut_as_the_tokens_are(mode, expected):
     class Collator:
         truncation_mode = mode
 
@@ -285,7 +289,7 @@ def test_weights_are_cut_as_the_tokens_are(mode, kept):
 
     assert WeightCollator(Collator())([{"token_weights": [1.0, 2.0, 3.0]}])[
         "token_weights"
-    ].tolist() == [kept]
+    ].tolist() == [expected]
 
 
 def test_tokens_that_weigh_nothing_leave_the_mask():
@@ -314,7 +318,7 @@ def test_sequences_in_one_row_have_their_weights_in_one_row():
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("trainer=grpo", "learns from rewards"),
         ("trainer=orpo", "averages over them by itself"),
@@ -334,9 +338,9 @@ def test_sequences_in_one_row_have_their_weights_in_one_row():
         ("weight._target_=shutil.rmtree", "may not run"),
     ],
 )
-def test_a_fault_is_told(capsys, words, said):
+def test_a_fault_is_told(capsys, words, message):
     assert main(["weight=answers", *words.split(), "metric=none"]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 # --- By hand, in float64 ------------------------------------------------------------------------
@@ -502,15 +506,15 @@ def test_a_loss_costs_no_forward_pass(laid_out, words, passes):
     models = {
         id(model): model for model in (trainer.model, getattr(trainer, "ref_model", None)) if model
     }
-    seen = []
+    forward_calls = []
     hooks = [
-        model.register_forward_pre_hook(lambda *given: seen.append(given))
+        model.register_forward_pre_hook(lambda *arguments: forward_calls.append(arguments))
         for model in models.values()
     ]
     trainer.compute_loss(trainer.model, dict(batch))
     for hook in hooks:
         hook.remove()
-    assert len(seen) == passes
+    assert len(forward_calls) == passes
 
 
 # --- Through the command ------------------------------------------------------------------------
@@ -535,7 +539,9 @@ def test_packed_rows_keep_the_weight_of_each_token(strategy):
     ids = [[1, 2, 3], [4, 5], [6]]
     rows = {"input_ids": ids, "labels": ids, WEIGHTS: [[token / 8 for token in row] for row in ids]}
     packed = pack_rows(Dataset.from_dict(rows), 0, seq_length=4, strategy=strategy, shuffle=True)
-    pairs = [pair for row in packed for pair in zip(row["input_ids"], row[WEIGHTS], strict=True)]
+    pairs = []
+    for row in packed:
+        pairs += zip(row["input_ids"], row[WEIGHTS], strict=True)
     assert sorted(pairs) == [(token, token / 8) for token in range(1, 7)]
 
 
@@ -545,14 +551,19 @@ def test_packed_rows_keep_the_weight_of_each_token(strategy):
 @pytest.mark.parametrize(
     "words",
     [
-        "trainer=sft trainer.args.gradient_accumulation_steps=2 trainer.args.max_length=20 tolerate.truncated=1 "
+        "trainer=sft trainer.args.gradient_accumulation_steps=2 "
+        "trainer.args.max_length=20 tolerate.truncated=1 "
         "tolerate.no_end=true",
         "trainer=sft trainer.args.packing=true trainer.args.max_length=64",
-        "trainer=sft trainer.args.packing=true trainer.args.max_length=64 trainer.args.packing_strategy=wrapped "
+        "trainer=sft trainer.args.packing=true "
+        "trainer.args.max_length=64 trainer.args.packing_strategy=wrapped "
         "trainer.args.shuffle_dataset=true",
         "trainer=sft trainer.args.padding_free=true trainer.args.max_length=null",
         "trainer=sft dataset=toy_demonstrations peft=p_tuning collator=buckets",
-        "trainer=sft trainer.args.max_length=18 trainer.args.truncation_mode=keep_end tolerate.truncated=1",
+        (
+            "trainer=sft trainer.args.max_length=18 "
+            "trainer.args.truncation_mode=keep_end tolerate.truncated=1"
+        ),
         "trainer=dpo trainer.args.loss_type=[sigmoid_norm,sft] trainer.args.loss_weights=[1.0,0.5] "
         "trainer.args.max_length=20 trainer.args.truncation_mode=keep_end tolerate.truncated=1",
         "trainer=dpo peft=lora trainer.args.gradient_accumulation_steps=2",
@@ -594,8 +605,10 @@ def test_messages_may_carry_their_weights(train, tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("\n".join([json.dumps({"messages": turns})] * 8))
     words = ("trainer=sft", "dataset=local", "trainer.args.max_steps=2", "metric=none")
     last = train(*words, f"dataset.path={tmp_path}/plain.jsonl", "weight=last_round", name="last")
-    own = train(*words, f"dataset.path={tmp_path}/marked.jsonl", "weight=message", name="own")
-    assert weights(own) == weights(last)
+    by_message = train(
+        *words, f"dataset.path={tmp_path}/marked.jsonl", "weight=message", name="own"
+    )
+    assert weights(by_message) == weights(last)
 
 
 @pytest.mark.slow
@@ -651,19 +664,19 @@ def test_several_rules_and_what_a_row_lacks(train, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_micro_batches_of_any_size_weigh_alike(train):
-    found = []
+    losses = []
     for size, rounds in ((16, 1), (4, 4)):
         words = ("dataset=toy_reviews", "trainer=sft", *DIGITS, *FEW, "dataset.limit.train=64")
         sizes = [f"trainer.args.per_device_train_batch_size={size}"]
         sizes += [f"trainer.args.gradient_accumulation_steps={rounds}"]
-        found.append(
+        losses.append(
             [
                 line["loss"]
                 for line in train(*words, *sizes, name=f"of-{size}").lines
                 if line["step"]
             ]
         )
-    assert found[0] == pytest.approx(found[1], rel=2e-5)
+    assert losses[0] == pytest.approx(losses[1], rel=2e-5)
 
 
 @pytest.mark.slow

@@ -103,15 +103,15 @@ def test_a_node_lists_its_keys(capsys):
 def test_the_words_of_a_stage_have_the_lines_of_its_experiment(capsys):
     text = why(capsys, "learning_rate", "experiment=toy_rlhf", "ppo.learning_rate=2e-4")
     stages = re.split(r"^stage (\w+)\n", text, flags=re.MULTILINE)[1:]
-    found = dict(zip(stages[::2], stages[1::2], strict=True))
-    assert list(found) == ["sft", "reward_model", "ppo"]
+    lines = dict(zip(stages[::2], stages[1::2], strict=True))
+    assert list(lines) == ["sft", "reward_model", "ppo"]
     places = [
-        re.search(r"conf/experiment/toy_rlhf.yaml:\d+", found[stage])[0]
+        re.search(r"conf/experiment/toy_rlhf.yaml:\d+", lines[stage])[0]
         for stage in ("sft", "reward_model")
     ]
     assert len(set(places)) == 2
     assert all("learning_rate=3e-4" in line_of(place) for place in places)
-    assert "is    2e-4  command line" in found["ppo"]
+    assert "is    2e-4  command line" in lines["ppo"]
     only = why(capsys, "ppo.kl_coef", "experiment=toy_rlhf")
     assert "stage ppo" in only
     assert "stage sft" not in only
@@ -136,7 +136,7 @@ def test_a_wrong_configuration_can_be_asked_about(capsys):
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["trainer.args.lerning_rate"], "python -m runner why trainer.args.learning_rate"),
         (["path"], "dataset.path, model.path, model.tokenizer.path"),
@@ -147,20 +147,21 @@ def test_a_wrong_configuration_can_be_asked_about(capsys):
         (["seed", "-m", "seed=1,2"], "one configuration"),
     ],
 )
-def test_what_cannot_be_answered_is_told_with_the_nearest(words, said, capsys):
-    assert said in why(capsys, *words, code=2)
+def test_what_cannot_be_answered_is_told_with_the_nearest(words, message, capsys):
+    assert message in why(capsys, *words, code=2)
 
 
 def test_the_lines_of_a_file(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text(
-        "defaults: [a]\na:\n  b: 1e-4  # rate\n  c: [1,\n    2]\nd: {e: 'x', f: '${a.b}'}\ng:\nh: {}\n"
+        "defaults: [a]\na:\n  b: 1e-4  # rate\n  c: [1,\n"
+        "    2]\nd: {e: 'x', f: '${a.b}'}\ng:\nh: {}\n"
     )
-    found = [
+    lines = [
         (entry.key, entry.text, entry.place.rpartition(":")[2])
         for entry in read_settings(file, "top")
     ]
-    assert found == [
+    assert lines == [
         ("top.a.b", "1e-4", "3"),
         ("top.a.c", "[1,2]", "4"),
         ("top.d.e", "'x'", "6"),
@@ -175,7 +176,8 @@ def test_the_batch_that_all_processes_share_is_said_to_make_those_of_each(capsys
     for name, value in (("gradient_accumulation_steps", 4), ("per_device_train_batch_size", 8)):
         text = why(capsys, f"trainer.args.{name}", *words)
         assert text.startswith(
-            f"trainer.args.{name} = {value}\n  is    ${{batch}}, shared by the processes  runner/config"
+            f"trainer.args.{name} = {value}\n"
+            f"  is    ${{batch}}, shared by the processes  runner/config"
         )
         assert "batch = 64\n  is  64  command line" in text
         assert main(["--cfg", "job", *words]) == 0

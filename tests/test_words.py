@@ -51,14 +51,16 @@ def answers(capsys, *words):
 @pytest.mark.slow
 def test_each_other_name_is_answered_with_ours(capsys):
     """All of them in one command for each trainer, and then all the answers in another."""
-    names = {name: path for path, listed in SHARED["names"].items() for name in listed}
+    names = {}
+    for path, listed in SHARED["names"].items():
+        names |= dict.fromkeys(listed, path)
     typed = [f"{name}={VALUES.get(path, '2')}" for name, path in names.items()]
     answered = set()
     for trainer in ("grpo", "sft"):
-        found = answers(capsys, f"trainer={trainer}", *typed)
+        replies = answers(capsys, f"trainer={trainer}", *typed)
         for name, path in names.items():
-            if (words := shlex.split(found[name]))[-1] == f"{path}={VALUES.get(path, '2')}":
-                assert words[:-1] == (["peft=lora"] if path.startswith("peft.") else []), found[
+            if (words := shlex.split(replies[name]))[-1] == f"{path}={VALUES.get(path, '2')}":
+                assert words[:-1] == (["peft=lora"] if path.startswith("peft.") else []), replies[
                     name
                 ]
                 answered.add(name)
@@ -110,7 +112,9 @@ TYPED = {
     "trainer.args.max_prompt_length=9": "leave trainer.args.max_prompt_length out",
     "trainer.args.warmup_ratio=0.1": "trainer.args.warmup_steps=0.1",
     "trainer.args.evaluation_strategy=steps": "trainer.args.eval_strategy=steps",
-    "trainer.args.rpo_alpha=0.5": "trainer.args.loss_weights=[1.0,0.5] trainer.args.loss_type=[sigmoid,sft]",
+    "trainer.args.rpo_alpha=0.5": (
+        "trainer.args.loss_weights=[1.0,0.5] trainer.args.loss_type=[sigmoid,sft]"
+    ),
     "trainer.args.no_cuda=true": "trainer.args.use_cpu=true",
     "trainer.args.kl_coef=0.1": "trainer.args.beta=0.1",
     "trainer.args.output_dir=x": "output_root=x",
@@ -122,8 +126,8 @@ TYPED = {
 @pytest.mark.slow
 def test_what_people_type_is_answered_with_the_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    found = answers(capsys, "trainer=dpo", *TYPED)
-    assert {f"{word}": found[word.partition("=")[0]].replace('"', "") for word in TYPED} == TYPED
+    answered = answers(capsys, "trainer=dpo", *TYPED)
+    assert {f"{word}": answered[word.partition("=")[0]].replace('"', "") for word in TYPED} == TYPED
 
 
 @pytest.mark.slow
@@ -143,12 +147,8 @@ def test_the_lines_work(tmp_path, monkeypatch, capsys):
         "code",
     )
     lines = [fix for fix in TYPED.values() if not any(word in fix for word in elsewhere)]
-    words = [
-        word
-        for line in lines
-        for word in shlex.split(line)
-        if not word.startswith(("trainer.args.loss_", "kl_"))
-    ]
+    words = shlex.split(" ".join(lines))
+    words = [word for word in words if not word.startswith(("trainer.args.loss_", "kl_"))]
     assert len(words) > 25 and main(["trainer=dpo", *words, "--dry-run"]) == 0, (
         capsys.readouterr().err
     )
@@ -161,12 +161,12 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         "base_model: org/x\nmicro_batch_size: 2\nlr: 1e-5\nepochs: 2\nlora_dim: 4\n"
     )
     assert main(["import", "theirs.yaml"]) == 0
-    said = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     for key, ours in {
         "lr": "learning_rate: 1.0e-05",
         "epochs": "trainer.args.num_train_epochs: 2",
     }.items():
-        assert re.search(rf"^  {key}: .* {re.escape(ours)}$", said, re.MULTILINE), said
+        assert re.search(rf"^  {key}: .* {re.escape(ours)}$", stdout, re.MULTILINE), stdout
 
 
 @pytest.mark.quick(20)
@@ -453,9 +453,9 @@ def test_the_version_is_ours(capsys):
 
 
 def test_options_lists_every_option_with_its_first_comment(tmp_path, capsys):
-    own = tmp_path / "trainer" / "mine.yaml"
-    own.parent.mkdir()
-    own.write_text("# My own method.\ntrainer: {_target_: x.Y}\n")
+    option_file = tmp_path / "trainer" / "mine.yaml"
+    option_file.parent.mkdir()
+    option_file.write_text("# My own method.\ntrainer: {_target_: x.Y}\n")
     assert main(["options", "--config-dir", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
@@ -502,12 +502,14 @@ def test_rows_of_the_table_name_options_that_there_are():
 
 def test_no_other_key_of_ours_holds_a_value_that_the_tables_refuse():
     """Else it would have to be looked up, as ``resume`` is, also where its value fits."""
-    ours = {*TOP, *(f"{group}.{name}" for group, names in PLAIN_GROUPS.items() for name in names)}
+    ours = set(TOP)
+    for group, names in PLAIN_GROUPS.items():
+        ours |= {f"{group}.{name}" for name in names}
     rows = [
         pair
-        for each in read_sections().values()
+        for section in read_sections().values()
         for table in ("typed", "keys")
-        for pair in each.get(table, {}).items()
+        for pair in section.get(table, {}).items()
     ]
     assert {key for key, row in rows if key in ours and "'refused'" in str(row)} == {
         *MEANT_OTHERWISE

@@ -69,11 +69,14 @@ def _firefly(number: int) -> dict:
 
 def _gsm8k(number: int) -> dict:
     name = NAMES[number % len(NAMES)]
-    more = number % 7 + 2
-    question = f"{name} has {number} apples and buys {more} more. How many apples does {name} have?"
-    total = number + more
+    bought = number % 7 + 2
+    question = (
+        f"{name} has {number} apples and buys {bought} more. How many apples does {name} have?"
+    )
+    total = number + bought
     answer = (
-        f"{name} has {number} + {more} = <<{number}+{more}={total}>>{total} apples.\n#### {total}"
+        f"{name} has {number} + {bought} = "
+        f"<<{number}+{bought}={total}>>{total} apples.\n#### {total}"
     )
     return {"question": question, "answer": answer}
 

@@ -1,6 +1,7 @@
 """A model of a few thousand weights that reads letters, and a PPO trainer on it that takes a fraction of a second."""
 
 import copy
+import itertools
 from typing import Any
 
 import torch
@@ -116,7 +117,7 @@ def letter_trainer(folder: Any, *, model: Any = None, rows: Any = None, **asked:
     """
     parts = {"train_dataset": rows or letter_rows(), "reward_funcs": share_of_wanted}
     parts["processing_class"] = letter_tokenizer()
-    own = (
+    arguments = (
         "reward_funcs",
         "processing_class",
         "peft_config",
@@ -125,14 +126,14 @@ def letter_trainer(folder: Any, *, model: Any = None, rows: Any = None, **asked:
         "callbacks",
         "eval_dataset",
     )
-    own += (
+    arguments += (
         "optimizers",
         "reward_processing_classes",
         "tools",
         "environment_factory",
         "rollout_func",
     )
-    parts |= {name: asked.pop(name) for name in own if name in asked}
+    parts |= {name: asked.pop(name) for name in arguments if name in asked}
     parts["peft_config"] = copy.copy(parts.get("peft_config"))  # peft writes into it
     quick = {
         "output_dir": str(folder),
@@ -159,10 +160,10 @@ def weights(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
     }
 
 
-def farthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+def farthest(first: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     """The largest difference of two weights of one name."""
-    assert one.keys() == other.keys()
-    return max((one[name] - other[name]).abs().max().item() for name in one)
+    assert first.keys() == other.keys()
+    return max((first[name] - other[name]).abs().max().item() for name in first)
 
 
 def train_weights(folder: Any, **asked: Any) -> dict[str, torch.Tensor]:
@@ -179,17 +180,13 @@ def logs_of(trainer: PPOTrainer) -> list[dict[str, float]]:
 
 def watch_steps(trainer: PPOTrainer) -> list[tuple[float, float]]:
     """A list that each optimizer step adds to: the norm of the gradient that it was given, and the learning rate."""
-    seen: list[tuple[float, float]] = []
+    distances: list[tuple[float, float]] = []
 
     def look(optimizer: Any, *_: Any) -> None:
-        norms = [
-            p.grad.norm()
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None
-        ]
-        seen.append((torch.stack(norms).norm().item(), optimizer.param_groups[0]["lr"]))
+        weights = itertools.chain(*(group["params"] for group in optimizer.param_groups))
+        norms = [weight.grad.norm() for weight in weights if weight.grad is not None]
+        distances.append((torch.stack(norms).norm().item(), optimizer.param_groups[0]["lr"]))
 
     trainer.create_optimizer()
     trainer.optimizer.register_step_pre_hook(look)
-    return seen
+    return distances

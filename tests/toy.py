@@ -118,12 +118,12 @@ def picture_row(random: Random) -> Row:
     shape = random.choice(SHAPES)
     light = random.random() < 0.5
     size = random.randrange(8, 14)
-    left = random.randrange(PIXELS - size)
+    left_edge = random.randrange(PIXELS - size)
     top = random.randrange(PIXELS - size)
     arm = range((size - 2) // 2, (size - 2) // 2 + 3)  # of a cross, three pixels wide
 
     def is_set(x: int, y: int) -> bool:
-        x = x - left
+        x = x - left_edge
         y = y - top
         return 0 <= x < size and 0 <= y < size and (shape == "square" or x in arm or y in arm)
 
@@ -133,7 +133,7 @@ def picture_row(random: Random) -> Row:
         _png([[is_set(x, y) for x in range(PIXELS)] for y in range(PIXELS)], ground, ink)
     ).decode()
     wrong = random.choice(sorted({*COLOURS} - {colour}))
-    other = (
+    second = (
         f"{wrong} {shape}"
         if random.random() < 0.5
         else f"{colour} {SHAPES[1 - SHAPES.index(shape)]}"
@@ -142,16 +142,16 @@ def picture_row(random: Random) -> Row:
         "image": image,
         "question": "What is it?",
         "chosen": f"{colour} {shape}",
-        "rejected": other,
+        "rejected": second,
     }
 
 
 def _png(pixels: list[list[bool]], *palette: tuple[int, ...]) -> bytes:
     """A picture of two colours, not compressed, so that it is the same bytes with every library."""
-    lines = b"".join(
-        b"\0" + int("".join(str(int(bit)) for bit in line), 2).to_bytes(PIXELS // 8)
-        for line in pixels
-    )
+    lines = b""
+    for line in pixels:
+        bits = "".join(str(int(bit)) for bit in line)
+        lines += b"\0" + int(bits, 2).to_bytes(PIXELS // 8)
     header = struct.pack(">IIBBBBB", PIXELS, PIXELS, 1, 3, 0, 0, 0)
     chunks = [
         (b"IHDR", header),
@@ -182,12 +182,12 @@ def preferences(
     """``count`` different rows of one task, from one side of the split."""
     random = Random(seed)
     rows = []
-    seen = set()
+    pairs = set()
     while len(rows) < count:
         row = make(random)
-        if row is None or held_out(row) != held or (text := json.dumps(row)) in seen:
+        if row is None or held_out(row) != held or (text := json.dumps(row)) in pairs:
             continue
-        seen.add(text)
+        pairs.add(text)
         rows.append(row)
     return rows
 
@@ -216,20 +216,20 @@ def prices(seed: int, held: bool) -> list[Row]:
     rows = list[Row]()
     for place in PLACES:
         for topic in TOPICS:
-            given = {"place": place, "item": topic}
-            said = str(price(**given))
-            call = {"type": "function", "function": {"name": "price", "arguments": given}}
+            arguments = {"place": place, "item": topic}
+            price_text = str(price(**arguments))
+            call = {"type": "function", "function": {"name": "price", "arguments": arguments}}
             asked = [
                 {"role": "assistant", "content": "", "tool_calls": [call]},
-                {"role": "tool", "name": "price", "content": said},
-                {"role": "assistant", "content": said},
+                {"role": "tool", "name": "price", "content": price_text},
+                {"role": "assistant", "content": price_text},
             ]
             opinions = [f"The {topic} is {word}." for word in (*PRAISE[:3], *COMPLAINT[:2])]
             question = [{"role": "user", "content": f"Price the {place}. Mention the {topic}."}]
             row = {
                 "prompt": question,
                 "tools": json.dumps([TOOL], separators=(",", ":")),
-                "price": said,
+                "price": price_text,
                 "place": place,
                 "topic": topic,
             }

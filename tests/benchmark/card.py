@@ -109,7 +109,13 @@ def main() -> None:
         for experiment, variant in itertools.product(options.experiment, variants):
             sides = measure(Path(scratch), experiment, variant, options)
             rates, peaks = (
-                [f"{side[at]:,.{at}f}" if side[at] else "-" for side in sides] for at in (0, 1)
+                [
+                    f"{side[place_of_digits]:,.{place_of_digits}f}"
+                    if side[place_of_digits]
+                    else "-"
+                    for side in sides
+                ]
+                for place_of_digits in (0, 1)
             )
             lines.append(f"| {' | '.join([experiment, variant, *rates, *peaks])} |")
             print(lines[-1], file=sys.stderr)
@@ -249,9 +255,9 @@ def train_plain(run: Path) -> tuple[float, float]:
             self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any
         ) -> None:
             if "loss" in logs:
-                seen.append((logs["num_tokens"], time.monotonic()))
+                steps.append((logs["num_tokens"], time.monotonic()))
 
-    seen: list[tuple[float, float]] = []
+    steps: list[tuple[float, float]] = []
     cfg = yaml.safe_load((run / "config.yaml").read_text())
     args, peft, quant, path = (
         cfg["trainer"]["args"],
@@ -288,7 +294,7 @@ def train_plain(run: Path) -> tuple[float, float]:
     )
     trainer.train()
     rates = [
-        (count - less) / (now - then) for (less, then), (count, now) in itertools.pairwise(seen)
+        (count - less) / (now - then) for (less, then), (count, now) in itertools.pairwise(steps)
     ]
     return median(
         rates

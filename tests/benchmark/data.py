@@ -34,7 +34,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 TINY = ROOT / "runner" / "model" / "tiny"
 PARTS = ("reference", "tokens", "rows", "stream")
-WORDS = [f"{first}{vowel}{last}" for first in "bkrtnslmfg" for vowel in "aeiou" for last in "nrst"]
+WORDS = ["".join(letters) for letters in itertools.product("bkrtnslmfg", "aeiou", "nrst")]
 PLAIN = """
 import json, sys
 from datasets import load_dataset
@@ -93,11 +93,11 @@ class Bench:
         (folder / "meter.py").write_text(METER)
         self.count = 0
 
-    def environment(self, cache: str, **more: str) -> dict[str, str]:
-        given = dict(os.environ) | {"HF_HUB_OFFLINE": "1"}
+    def environment(self, cache: str, **kwargs: str) -> dict[str, str]:
+        variables = dict(os.environ) | {"HF_HUB_OFFLINE": "1"}
         path = (str(ROOT), str(self.folder), os.environ.get("PYTHONPATH", ""))
-        given["PYTHONPATH"] = os.pathsep.join(path)
-        return given | {"OMP_NUM_THREADS": "1", "HF_HOME": str(self.folder / cache)} | more
+        variables["PYTHONPATH"] = os.pathsep.join(path)
+        return variables | {"OMP_NUM_THREADS": "1", "HF_HOME": str(self.folder / cache)} | kwargs
 
     def rows(self, kind: str, count: int, length: int = 6) -> Path:
         """So many short rows of a kind, written one at a time."""
@@ -145,16 +145,16 @@ class Bench:
     ) -> tuple[Spent, dict]:
         self.count += 1
         out = self.folder / f"meter-{self.count}"
-        given = {
+        arguments = {
             "folder": str(self.folder),
             "rows": str(rows),
             "model": str(model),
             "kind": kind,
             "out": str(out),
         }
-        return self.measure([sys.executable, "-c", PLAIN.format(args=args, **given)], cache), read(
-            out
-        )
+        return self.measure(
+            [sys.executable, "-c", PLAIN.format(args=args, **arguments)], cache
+        ), read(out)
 
     def measure(self, command: list[str], cache: str) -> Spent:
         began = time.monotonic()
@@ -238,12 +238,12 @@ def reference(bench: Bench, chosen: argparse.Namespace) -> None:
     }
     found: dict[str, list[tuple[Spent, dict]]] = {"ours": [], "again": [], "TRL": []}
     for number in range(chosen.repeat):
-        given = {**args, "learning_rate": 1e-5, "max_steps": -1}
+        arguments = {**args, "learning_rate": 1e-5, "max_steps": -1}
         found["ours"].append(
-            bench.ours("DPO", rows, f"ours{number}", *words_of(**given), model=model)
+            bench.ours("DPO", rows, f"ours{number}", *words_of(**arguments), model=model)
         )
         found["again"].append(
-            bench.ours("DPO", rows, f"ours{number}", *words_of(**given), model=model)
+            bench.ours("DPO", rows, f"ours{number}", *words_of(**arguments), model=model)
         )
         found["TRL"].append(bench.theirs("DPO", rows, f"theirs{number}", model=model, **args))
     step = {
@@ -254,7 +254,7 @@ def reference(bench: Bench, chosen: argparse.Namespace) -> None:
     memory = {
         name: statistics.median(spent.own for spent, _ in each) for name, each in found.items()
     }
-    losses = [each[0][1]["losses"] for each in found.values()]
+    losses = [measurements[0][1]["losses"] for measurements in found.values()]
     apart = max(abs(a - b) for a, b in zip(losses[0], losses[2], strict=True))
     lines = []
     for what, of, digits in (
@@ -283,10 +283,11 @@ def tokens(bench: Bench, chosen: argparse.Namespace) -> None:
         plain, _ = bench.theirs(kind, rows, "theirs", max_steps=2)
         again, _ = bench.theirs(kind, rows, "theirs", max_steps=2, learning_rate=3e-6)
         for what, less in (("a start", 0.0), ("beyond that of 100 rows", start.cpu)):
-            a, b, c, d = (each.cpu - less for each in (first, second, plain, again))
+            a, b, c, d = (spent.cpu - less for spent in (first, second, plain, again))
             theirs = f"{c:.1f} | {d:.1f}" if not less else " | "
             lines.append(
-                f"{kind}, {count:,} rows: {what}, CPU s | {a:.1f} | {b:.1f} | {theirs} | {b / a:.2f}"
+                f"{kind}, {count:,} rows: {what}, CPU s | "
+                f"{a:.1f} | {b:.1f} | {theirs} | {b / a:.2f}"
             )
     head = "what | ours first | ours second | plain TRL first | second | ours second / first"
     table("Tokens found again by a run with another learning rate", head, lines)
@@ -299,9 +300,10 @@ def rows(bench: Bench, chosen: argparse.Namespace) -> None:
         path = bench.rows("SFT", count)
         for name, rate in (("first", 1e-6), ("second", 3e-6)):
             spent, _ = bench.ours("SFT", path, "rows", *words_of(max_steps=2, learning_rate=rate))
-            each = 1e6 * (spent.cpu - base.cpu) / count
+            per_row = 1e6 * (spent.cpu - base.cpu) / count
             lines.append(
-                f"{count:,}, {name} | {spent.cpu:.1f} | {each:.0f} | {spent.resident:.0f} | {spent.own:.0f}"
+                f"{count:,}, {name} | {spent.cpu:.1f} | "
+                f"{per_row:.0f} | {spent.resident:.0f} | {spent.own:.0f}"
             )
     lines.insert(0, f"100 | {base.cpu:.1f} | | {base.resident:.0f} | {base.own:.0f}")
     table(

@@ -188,13 +188,13 @@ def forecast(name: str) -> int:
         (composed,) = stages.compose_runs(words_of(name, rows))
         cfg = composed.cfg
         small = reduce(cfg, place / "small", Clones(place / "models")).cfg
-        seen, why = measure_small(small, False, place / "measured")
+        measurement, why = measure_small(small, False, place / "measured")
     if why:
         raise SystemExit(f"{name}: {why}")
     answer = "" if cfg["trainer"]["form"] == "prompt" else row["chosen"]
     tokenizer = AutoTokenizer.from_pretrained(shipped("runner://model/tiny"))
     length = len(tokenizer(row["prompt"] + answer)["input_ids"]) + bool(answer)
-    return Training(Experiment.read(cfg), Rows([length] * 8), seen, gpu=False).peak
+    return Training(Experiment.read(cfg), Rows([length] * 8), measurement, gpu=False).peak
 
 
 def measure_apart(name: str, **variables: str) -> int:
@@ -225,11 +225,12 @@ def main(words: list[str]) -> int:
     print(f"{'case':<26}{'forecast':>10}{'alive':>10}{'ratio':>7}{'resident':>10}{'ratio':>7}")
     off = 0
     for name in words or CASES:
-        said, alive, kept = compare(name)
-        off += abs(said / alive - 1) > tolerance / 100
+        verdict, alive, allocated = compare(name)
+        off += abs(verdict / alive - 1) > tolerance / 100
         print(
-            f"{name:<26}{said / 1e6:>7.0f} MB{alive / 1e6:>7.0f} MB{said / alive:>7.2f}{kept / 1e6:>7.0f} MB"
-            f"{said / kept:>7.2f}",
+            f"{name:<26}{verdict / 1e6:>7.0f} MB{alive / 1e6:>7.0f} "
+            f"MB{verdict / alive:>7.2f}{allocated / 1e6:>7.0f} MB"
+            f"{verdict / allocated:>7.2f}",
             flush=True,
         )
     print(f"{off} off by more than {tolerance:g} %")

@@ -127,10 +127,10 @@ def measure(words: list[str], folder: Path) -> float:
 def exponent(sizes: tuple[int, ...], seconds: list[float]) -> float:
     """The slope of the line through the logarithms of what grows: from the first size on, without its seconds."""
     grown = [
-        (size - sizes[0], each - seconds[0])
-        for size, each in zip(sizes[1:], seconds[1:], strict=True)
+        (size - sizes[0], above - seconds[0])
+        for size, above in zip(sizes[1:], seconds[1:], strict=True)
     ]
-    points = [(math.log(size), math.log(each)) for size, each in grown if each > 0]
+    points = [(math.log(size), math.log(above)) for size, above in grown if above > 0]
     return (
         statistics.linear_regression(*zip(*points, strict=True)).slope
         if len(points) > 1
@@ -138,7 +138,7 @@ def exponent(sizes: tuple[int, ...], seconds: list[float]) -> float:
     )
 
 
-def draw(found: dict[str, tuple[tuple[int, ...], list[float]]], path: Path) -> None:
+def draw(measured: dict[str, tuple[tuple[int, ...], list[float]]], path: Path) -> None:
     """Seconds against size from 0 on, with the straight line from the first size to the last."""
     import matplotlib
 
@@ -146,13 +146,13 @@ def draw(found: dict[str, tuple[tuple[int, ...], list[float]]], path: Path) -> N
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(
-        1, len(found), figsize=(4 * len(found), 3.6), squeeze=False, layout="constrained"
+        1, len(measured), figsize=(4 * len(measured), 3.6), squeeze=False, layout="constrained"
     )
-    for axis, (name, (sizes, seconds)) in zip(axes[0], found.items(), strict=True):
-        each = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
+    for axis, (name, (sizes, seconds)) in zip(axes[0], measured.items(), strict=True):
+        per_unit = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
         axis.plot(
             sizes,
-            [seconds[0] + each * (size - sizes[0]) for size in sizes],
+            [seconds[0] + per_unit * (size - sizes[0]) for size in sizes],
             "--",
             color="0.6",
             label="linear",
@@ -173,13 +173,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    known = {axis.__name__: axis for axis in SIZES}
-    parser.add_argument("--axes", nargs="+", choices=known, default=list(known))
+    axes = {axis.__name__: axis for axis in SIZES}
+    parser.add_argument("--axes", nargs="+", choices=axes, default=list(axes))
     parser.add_argument("--most", type=int, default=10**9, help="the largest size")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--picture", type=Path, help="a PNG, outside of the repository")
     chosen = parser.parse_args()
-    found = {}
+    measured = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if "runs" in chosen.axes:
@@ -189,10 +189,10 @@ def main() -> None:
                 folder,
             )
         for axis in chosen.axes:
-            sizes = tuple(size for size in SIZES[known[axis]] if size <= chosen.most)
+            sizes = tuple(size for size in SIZES[axes[axis]] if size <= chosen.most)
             seconds = []
             for size in sizes:
-                words = known[axis](folder, size)
+                words = axes[axis](folder, size)
                 extra = [] if axis == "runs" else [f"name={axis}-{size}"]
                 times = [
                     measure([*words, *extra, *again], folder)
@@ -200,10 +200,10 @@ def main() -> None:
                 ]
                 seconds.append(statistics.median(times))
                 print(f"{axis:<8}{size:>8}{seconds[-1]:>9.2f} s", flush=True)
-            found[axis] = (sizes, seconds)
+            measured[axis] = (sizes, seconds)
             print(f"{axis:<8}exponent {exponent(sizes, seconds):.2f}", flush=True)
     if chosen.picture:
-        draw(found, chosen.picture)
+        draw(measured, chosen.picture)
 
 
 def seeds(axis: str, repeats: int) -> list[list[str]]:

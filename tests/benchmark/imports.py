@@ -61,12 +61,12 @@ class Outcome:
 
 def commands_of(clone: Path) -> Iterator[tuple[str, str]]:
     """The commands of TRL's documents that start a script or a verb of its own, with a name for each."""
-    for path in sorted({path for pattern in DOCUMENTS for path in clone.glob(pattern)}):
+    for path in sorted(set().union(*map(clone.glob, DOCUMENTS))):
         lines = iter(path.read_text(encoding="utf-8").splitlines())
         for number, line in enumerate(lines):
-            if not (found := COMMAND.match(line)):
+            if not (command := COMMAND.match(line)):
                 continue
-            words = [found[1]]
+            words = [command[1]]
             while words[-1].endswith("\\") and (more := next(lines, None)) is not None:
                 words.append(more.lstrip(" #"))
             text = "\n".join(words)
@@ -96,7 +96,7 @@ def outcome_of(path: Path, root: Path, name: str) -> Outcome:
 
 def files_of(peer: str, clone: Path, scratch: Path) -> Iterator[tuple[Path, Path, str]]:
     """Each file of a peer, the folder that it is imported from, and its name."""
-    for path in sorted({path for pattern in PEERS[peer] for path in clone.glob(pattern)}):
+    for path in sorted(set().union(*map(clone.glob, PEERS[peer]))):
         yield path, clone, str(path.relative_to(clone))
     for name, text in commands_of(clone) if peer == "trl" else ():
         file = scratch / f"{name}.sh"
@@ -141,8 +141,8 @@ def main() -> int:
                 or (options.files and outcome.code == 0)
                 or (options.refused and outcome.code == 2)
             ):
-                said = "\n    ".join(line for text in outcome.said for line in text.splitlines())
-                print(f"{outcome.code} {outcome.name}" + (f"\n    {said}" if said else ""))
+                messages = "\n".join(outcome.said).replace("\n", "\n    ")
+                print(f"{outcome.code} {outcome.name}" + (f"\n    {messages}" if messages else ""))
         reasons = Counter(
             re.sub(r"\S*/\S+", "...", outcome.said[0])[:110] for outcome in outcomes if outcome.said
         )

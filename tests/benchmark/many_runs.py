@@ -14,6 +14,7 @@ starts nothing. Exits 1 where a ratio is above ``--most`` for each tenfold.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -53,7 +54,7 @@ def fabricate(folder: Path, source: Path, size: int) -> str:
     os.chdir(folder)
     name = f"runs-{size}"
     group = folder / "outputs" / name
-    whole = compose(*COMMON, f"name={name}")
+    composed = compose(*COMMON, f"name={name}")
     manifest, status = (
         json.loads((source / file).read_text()) for file in ("manifest.json", "status.json")
     )
@@ -62,13 +63,11 @@ def fabricate(folder: Path, source: Path, size: int) -> str:
         (source / "metrics.jsonl").read_text(),
     )
     values = [word.partition("=")[2].split(",") for word in axes(size)]
-    combinations = (
-        (rate, kl, seed) for rate in values[0] for kl in values[1] for seed in values[2]
-    )
+    combinations = itertools.product(*values)
     for number, (rate, kl, seed) in enumerate(combinations):
-        args = whole["trainer"]["args"] | {"learning_rate": float(rate), "beta": float(kl)}
-        cfg = whole | {"learning_rate": float(rate), "kl_coef": float(kl), "seed": int(seed)}
-        cfg["trainer"] = whole["trainer"] | {"args": args}
+        args = composed["trainer"]["args"] | {"learning_rate": float(rate), "beta": float(kl)}
+        cfg = composed | {"learning_rate": float(rate), "kl_coef": float(kl), "seed": int(seed)}
+        cfg["trainer"] = composed["trainer"] | {"args": args}
         words = [*COMMON, f"learning_rate={rate}", f"kl_coef={kl}", f"seed={seed}", f"name={name}"]
         if number == 7:
             assert cfg == compose(*words), "the public command composes another configuration"
@@ -83,8 +82,8 @@ def fabricate(folder: Path, source: Path, size: int) -> str:
         after = {metric: value + number / size / 10 for metric, value in scores["after"].items()}
         (run / "scores.json").write_text(json.dumps(scores | {"after": after}, indent=2))
         (run / "status.json").write_text(json.dumps(status, indent=2))
-        own = {"key": key, "seed": int(seed), "command": ["python", "-m", "runner", *words]}
-        (run / "manifest.json").write_text(json.dumps(manifest | own, indent=2))
+        written = {"key": key, "seed": int(seed), "command": ["python", "-m", "runner", *words]}
+        (run / "manifest.json").write_text(json.dumps(manifest | written, indent=2))
         (run / "metrics.jsonl").write_text(lines)
         (run / ".lock").touch()
         shutil.copytree(source / "model", run / "model", copy_function=os.link)
@@ -114,8 +113,14 @@ def measure(words: list[str], folder: Path) -> tuple[float, float, str]:
         "OMP_NUM_THREADS": "1",
     }
     code = "import resource, sys; from runner.__main__ import main; code = main(sys.argv[1:])\n"
-    code += "used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]\n"
-    code += "cpu = sum(each.ru_utime + each.ru_stime for each in used); peak = max(each.ru_maxrss for each in used)\n"
+    code += (
+        "used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, "
+        "resource.RUSAGE_CHILDREN)]\n"
+    )
+    code += (
+        "cpu = sum(each.ru_utime + each.ru_stime for each in used); "
+        "peak = max(each.ru_maxrss for each in used)\n"
+    )
     code += "print(f'\\n{cpu} {peak / 1000} {code}')"
     command = [sys.executable, "-c", code, *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -156,7 +161,7 @@ def main() -> int:
     parser.add_argument("--most", type=float, default=11.0)
     parser.add_argument("--folder", type=Path, help="keeps the runs there, and finds them again")
     chosen = parser.parse_args()
-    found: dict[str, list[float]] = {}
+    measured: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = chosen.folder.absolute() if chosen.folder else Path(temporary)
         folder.mkdir(exist_ok=True)
@@ -165,25 +170,25 @@ def main() -> int:
             assert not done[2], done[2]
         source = next(folder.glob("source/*-*"))
         for size in chosen.sizes:
-            at = folder / f"of-{size}"
-            at.mkdir(exist_ok=True)
+            place = folder / f"of-{size}"
+            place.mkdir(exist_ok=True)
             name = f"runs-{size}"
-            if not (at / "outputs" / name).exists():
-                fabricate(at, source, size)
+            if not (place / "outputs" / name).exists():
+                fabricate(place, source, size)
                 time.sleep(SETTLED)
             for row in chosen.only:
                 if row == "report":
-                    (at / "outputs" / name / ".index.sqlite").unlink(missing_ok=True)
-                cpu, peak, wrong = measure(words_of(row, name, size), at)
-                found.setdefault(row, []).append(cpu if not wrong else math.nan)
+                    (place / "outputs" / name / ".index.sqlite").unlink(missing_ok=True)
+                cpu, peak, wrong = measure(words_of(row, name, size), place)
+                measured.setdefault(row, []).append(cpu if not wrong else math.nan)
                 print(f"{row:<8}{size:>7}{cpu:>9.1f} s{peak:>8.0f} MB  {wrong}", flush=True)
-            page = at / "outputs" / name / "report.html"
+            page = place / "outputs" / name / "report.html"
             print(
                 f"page    {size:>7}{page.stat().st_size / 1e6 if page.exists() else 0:>9.2f} MB",
                 flush=True,
             )
     bad = []
-    for row, seconds in found.items():
+    for row, seconds in measured.items():
         for small, large, before, after in zip(
             chosen.sizes, chosen.sizes[1:], seconds, seconds[1:], strict=False
         ):

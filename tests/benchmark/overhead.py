@@ -80,11 +80,13 @@ def main() -> None:
     compileall.compile_dir(ROOT / "runner", quiet=1)
     cores, kernel = os.cpu_count(), platform.platform()
     print(
-        f"{datetime.date.today()}, {cores} cores, {processor()}, {kernel}, Python {platform.python_version()}"
+        f"{datetime.date.today()}, {cores} cores, {processor()}, "
+        f"{kernel}, Python {platform.python_version()}"
     )
     print(", ".join(f"{name} {version(name)}" for name in PACKAGES) + "\n")
     print(
-        "| CPU seconds | ours | plain script | `trl` | ours less the script | ours / `trl` |\n|---|---|---|---|---|---|"
+        "| CPU seconds | ours | plain script | `trl` | "
+        "ours less the script | ours / `trl` |\n|---|---|---|---|---|---|"
     )
     with tempfile.TemporaryDirectory() as name:
         measure = Measure(Path(name), chosen.repeats)
@@ -131,17 +133,17 @@ class Measure:
         self.states = [
             path.read_text() for path in (self.folder / "made").rglob("trainer_state.json")
         ]
-        for left in ("hf", "made"):
-            shutil.rmtree(self.folder / left, ignore_errors=True)
+        for leftover in ("hf", "made"):
+            shutil.rmtree(self.folder / leftover, ignore_errors=True)
         return seconds
 
     def medians(self, sides: dict[str, list[list[object]]], **how: bool) -> dict[str, float]:
         """The median cost of each side, of which one after the other takes its turn."""
-        costs = [
-            {name: self.cost(commands, **how) for name, commands in sides.items()}
-            for _ in range(self.repeats)
-        ]
-        return {name: statistics.median(each[name] for each in costs) for name in sides}
+        costs: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(self.repeats):  # the sides take turns
+            for name, commands in sides.items():
+                costs[name].append(self.cost(commands, **how))
+        return {name: statistics.median(seconds) for name, seconds in costs.items()}
 
 
 def spent() -> float:
@@ -157,8 +159,8 @@ def processor() -> str:
     )
 
 
-def print_row(name: str, found: dict[str, float], digits: int = 2) -> None:
-    ours, plain, command = (found.get(side) for side in ("ours", "plain", "trl"))
+def print_row(name: str, costs: dict[str, float], digits: int = 2) -> None:
+    ours, plain, command = (costs.get(side) for side in ("ours", "plain", "trl"))
     cells = [
         f"{value:.{digits}f}" if value is not None else "-" for value in (ours, plain, command)
     ]
@@ -195,14 +197,12 @@ def run(measure: Measure) -> None:
 def step(measure: Measure) -> None:
     for kind, size in (("sft", 4), ("dpo", 4)):
         few, many = (sides_of(kind, steps, size, measure.folder, logs=True) for steps in (20, 420))
-        costs = [
-            {side: measure.cost(many[side]) - measure.cost(few[side]) for side in many}
-            for _ in range(measure.repeats)
-        ]
-        found = {
-            side: statistics.median(cost[side] for cost in costs) / 400 * 1000 for side in many
-        }
-        print_row(f"{kind}, a further step of {size}, milliseconds", found)
+        costs: dict[str, list[float]] = {side: [] for side in many}
+        for _ in range(measure.repeats):
+            for side in many:
+                costs[side].append(measure.cost(many[side]) - measure.cost(few[side]))
+        milliseconds = {side: statistics.median(costs[side]) / 400 * 1000 for side in many}
+        print_row(f"{kind}, a further step of {size}, milliseconds", milliseconds)
 
 
 def measure_sweep(values: int) -> Callable[[Measure], None]:
@@ -214,32 +214,38 @@ def measure_sweep(values: int) -> Callable[[Measure], None]:
             "dataset.split.eval=null",
             "metric=none",
         ]
-        own = [*ours("dpo", SWEPT_STEPS, PAIRS), "dataset=local", *rows]
+        base_command = [*ours("dpo", SWEPT_STEPS, PAIRS), "dataset=local", *rows]
         axes = [
             f"learning_rate={','.join(map(str, rates))}",
             f"kl_coef={','.join(map(str, coefficients))}",
         ]
-        one = measure.cost([[*own, "-m", *axes, "name=sweep"]])
-        each = measure.cost(
-            [[*own, f"learning_rate={r}", f"kl_coef={c}", "name=separate"] for r, c in pairs]
+        as_sweep = measure.cost([[*base_command, "-m", *axes, "name=sweep"]])
+        one_by_one = measure.cost(
+            [
+                [*base_command, f"learning_rate={r}", f"kl_coef={c}", "name=separate"]
+                for r, c in pairs
+            ]
         )
         command = measure.cost(
             [theirs("dpo", SWEPT_STEPS, PAIRS, folder / "few", r, c) for r, c in pairs]
         )
-        print_row(f"{len(pairs)} runs of dpo, as one sweep", {"ours": one, "trl": command}, 1)
+        print_row(f"{len(pairs)} runs of dpo, as one sweep", {"ours": as_sweep, "trl": command}, 1)
         print_row(
-            f"{len(pairs)} runs of dpo, as separate commands", {"ours": each, "trl": command}, 1
+            f"{len(pairs)} runs of dpo, as separate commands",
+            {"ours": one_by_one, "trl": command},
+            1,
         )
-        found = [
+        rows_of_costs = [
             {
                 path.parts[-3][-10:]: path.read_bytes()
                 for path in (folder / "outputs" / name).glob("*/model/*.safetensors")
             }
             for name in ("sweep", "separate")
         ]
-        same = sum(found[0][key] == found[1][key] for key in found[0])
+        same = sum(rows_of_costs[0][key] == rows_of_costs[1][key] for key in rows_of_costs[0])
         print(
-            f"\nThe sweep: {one / each:.2f} of separate commands; weights of the same bytes: {same} of {len(pairs)}."
+            f"\nThe sweep: {as_sweep / one_by_one:.2f} of separate commands; "
+            f"weights of the same bytes: {same} of {len(pairs)}."
         )
 
     return sweep
@@ -252,8 +258,8 @@ def sides_of(
     kind: str, steps: int, batch: int, folder: Path, *, logs: bool = False
 ) -> dict[str, list[list[object]]]:
     """The command of each side; of ours with no evaluation where only the steps count, which ``logs`` says."""
-    own = [*ours(kind, steps, batch), "learning_rate=1e-4", "output_root=made"]
-    own += ["metric=none", "dataset.split.eval=null"] if logs else ["dataset.limit.eval=100"]
+    command = [*ours(kind, steps, batch), "learning_rate=1e-4", "output_root=made"]
+    command += ["metric=none", "dataset.split.eval=null"] if logs else ["dataset.limit.eval=100"]
     script = [
         sys.executable,
         "script.py",
@@ -264,7 +270,7 @@ def sides_of(
         batch,
         "made",
     ]
-    sides = {"ours": [own], "plain": [script]}
+    sides = {"ours": [command], "plain": [script]}
     return (
         sides
         if logs or kind == "sft"

@@ -86,7 +86,8 @@ def main() -> None:
         sides = [side(folder) for side in (runner, bare, script, trl, llama_factory, swift)]
         head = " | ".join(f"{kind}: CPU s | ours / it | mean loss" for kind in KINDS)
         print(
-            f"\n{chosen.steps} steps of {chosen.batch}, medians of {chosen.repeats}\n\n| | {head} |\n|---|{'---|' * 6}"
+            f"\n{chosen.steps} steps of {chosen.batch}, medians of {chosen.repeats}\n"
+            f"\n| | {head} |\n|---|{'---|' * 6}"
         )
         parts = [compare(measure, sides, kind, chosen) for kind in KINDS]
         for side, *cells in zip(sides, *parts, strict=True):
@@ -108,7 +109,7 @@ def compare(
                 whys[number] = next(
                     line for line in reversed(str(error).splitlines()) if line.strip()
                 )[:200]
-    medians = [statistics.median(each or [math.nan]) for each in costs]
+    medians = [statistics.median(seconds or [math.nan]) for seconds in costs]
     return [
         f"{why} | |" if why else f"{cost:.1f} | {medians[0] / cost:.2f} | {loss}"
         for why, cost, loss in zip(whys, medians, losses, strict=True)
@@ -125,34 +126,29 @@ def mean_loss(states: list[str]) -> str:
 
 def write_rows(folder: Path) -> None:
     """The same rows in the form of each tool, one file for each kind."""
-    rows = [
-        json.loads(line)
-        for line in (folder / "rows" / "train.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
-    said = [
-        {key: row[key][0]["content"] for key in ("prompt", "chosen", "rejected")} for row in rows
-    ]
-    turns = [
-        [
-            {"role": "user", "content": each["prompt"]},
-            {"role": "assistant", "content": each["chosen"]},
+    lines = (folder / "rows" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    forms: dict[str, list[dict]] = {}
+    for row in map(json.loads, lines):
+        prompt, chosen, rejected = row["prompt"], row["chosen"], row["rejected"]
+        texts = {key: row[key][0]["content"] for key in ("prompt", "chosen", "rejected")}
+        turns = [
+            {"role": "user", "content": texts["prompt"]},
+            {"role": "assistant", "content": texts["chosen"]},
         ]
-        for each in said
-    ]
-    forms = {
-        "trl/sft": [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows],
-        "trl/dpo": [{key: row[key] for key in ("prompt", "chosen", "rejected")} for row in rows],
-        "lf/sft": said,
-        "lf/dpo": said,
-        "swift/sft": [{"messages": each} for each in turns],
-        "swift/dpo": [
-            {"messages": each, "rejected_response": row["rejected"]}
-            for each, row in zip(turns, said, strict=True)
-        ],
-    }
+        row_of_form = {
+            "trl/sft": {"prompt": prompt, "completion": chosen},
+            "trl/dpo": {"prompt": prompt, "chosen": chosen, "rejected": rejected},
+            "lf/sft": texts,
+            "lf/dpo": texts,
+            "swift/sft": {"messages": turns},
+            "swift/dpo": {"messages": turns, "rejected_response": texts["rejected"]},
+        }
+        for form, row_in_form in row_of_form.items():
+            forms.setdefault(form, []).append(row_in_form)
     for name, form in forms.items():
         (folder / name).mkdir(parents=True)
-        (folder / name / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in form))
+        lines = [json.dumps(row) + "\n" for row in form]
+        (folder / name / "train.jsonl").write_text("".join(lines))
     columns = {"sft": {"prompt": "prompt", "response": "chosen"}}
     columns["dpo"] = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
     described = {
@@ -166,13 +162,18 @@ def write_rows(folder: Path) -> None:
 
 
 def runner(folder: Path) -> Side:
-    more = [f"learning_rate={RATE}", "output_root=made", "dataset.limit.eval=100"]
-    return Side("ours", lambda *how: [*ours(*how), *more])
+    settings = [f"learning_rate={RATE}", "output_root=made", "dataset.limit.eval=100"]
+    return Side("ours", lambda *how: [*ours(*how), *settings])
 
 
 def bare(folder: Path) -> Side:
-    more = [f"learning_rate={RATE}", "output_root=made", "metric=none", "dataset.split.eval=null"]
-    return Side("ours, no held-out rows", lambda *how: [*ours(*how), *more])
+    settings = [
+        f"learning_rate={RATE}",
+        "output_root=made",
+        "metric=none",
+        "dataset.split.eval=null",
+    ]
+    return Side("ours, no held-out rows", lambda *how: [*ours(*how), *settings])
 
 
 def script(folder: Path) -> Side:

@@ -158,13 +158,11 @@ def header() -> list[str]:
 
 def to_row(name: str, updates: int, results: dict[str, list[Result]]) -> str:
     """One line of the table: how many times faster, each repeat's ratio, and what part of the memory."""
-    ours, trl = (
-        [result.cpu_seconds / updates for result in results[side]] for side in ("ours", "trl")
-    )
-    our_peak, trl_peak = (
-        median(result.peak_bytes for result in results[side]) for side in ("ours", "trl")
-    )
-    ratios = [there / here for here, there in zip(ours, trl, strict=True)]
+    ours = [result.cpu_seconds / updates for result in results["ours"]]
+    trl = [result.cpu_seconds / updates for result in results["trl"]]
+    our_peak = median(result.peak_bytes for result in results["ours"])
+    trl_peak = median(result.peak_bytes for result in results["trl"])
+    ratios = [trl_seconds / our_seconds for our_seconds, trl_seconds in zip(ours, trl, strict=True)]
     cells = [name, f"{median(trl):.2f}", f"{median(ours):.2f}", f"x{median(ratios):.2f}"]
     cells += [" ".join(f"{ratio:.2f}" for ratio in ratios)]
     cells += [f"{trl_peak / 1e6:.0f}", f"{our_peak / 1e6:.0f}", f"{our_peak / trl_peak:.2f}"]

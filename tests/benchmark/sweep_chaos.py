@@ -103,7 +103,8 @@ def misbehave() -> None:
         ]
         started = text.count("start     ")
         print(
-            f"{title}: {text.splitlines()[-1]}, {started} started, exit code {code}, {seconds:.1f} s"
+            f"{title}: {text.splitlines()[-1]}, "
+            f"{started} started, exit code {code}, {seconds:.1f} s"
         )
         for cause, count in Counter(
             cause if "raises" not in cause else "... raises" for cause in failed
@@ -119,15 +120,15 @@ def kill_drivers(kills: int, chance: random.Random) -> None:
         "trainer.args.logging_steps=1",
     )
     words = ("seed=range(0,8)", "dataset.limit.train=64", *steps, *QUICK)
-    _, _, whole = sweep(*words, "name=calm")
-    left, killed = 0, 0
+    _, _, calm_seconds = sweep(*words, "name=calm")
+    running, killed = 0, 0
     longest = 0.0
     for _ in range(kills):
         process = subprocess.Popen(
             [sys.executable, "-m", "runner", "-m", *words, "name=killed"], stdout=subprocess.DEVNULL
         )
         try:
-            process.wait(chance.uniform(0.2, whole / 2))
+            process.wait(chance.uniform(0.2, calm_seconds / 2))
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             killed += 1
@@ -136,15 +137,17 @@ def kill_drivers(kills: int, chance: random.Random) -> None:
         while any_held("killed") and time.monotonic() - began < 10:
             time.sleep(0.05)
         longest = max(longest, time.monotonic() - began)
-        left += any_held("killed")
+        running += any_held("killed")
     text, code, _ = sweep(*words, "name=killed")
     print(
-        f"{killed} of {kills} drivers killed; alive after 10 s: {left}; longest goodbye {longest:.1f} s"
+        f"{killed} of {kills} drivers killed; alive after 10 s: "
+        f"{running}; longest goodbye {longest:.1f} s"
     )
     print(f"then: {text.splitlines()[-1]}, exit code {code}")
     calm, disturbed = run_files("calm"), run_files("killed")
     print(
-        f"same weights and each step once: {sum(disturbed[key] == calm[key] for key in calm)} of {len(calm)}"
+        "same weights and each step once: "
+        f"{sum(disturbed[key] == calm[key] for key in calm)} of {len(calm)}"
     )
 
 
@@ -154,16 +157,14 @@ def any_held(name: str) -> bool:
 
 def run_files(name: str) -> dict[str, tuple[list[int], bytes]]:
     """The logged steps and the weights of each run, by its key."""
-    return {
-        folder.name[-10:]: (
-            [
-                json.loads(line)["step"]
-                for line in (folder / "metrics.jsonl").read_text().splitlines()
-            ],
-            (folder / "model" / "model.safetensors").read_bytes(),
-        )
-        for folder in (paper.parent for paper in Path("outputs", name).glob("*/config.yaml"))
-    }
+    outcomes = {}
+    for config in Path("outputs", name).glob("*/config.yaml"):
+        folder = config.parent
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        steps = [json.loads(line)["step"] for line in lines]
+        weights = (folder / "model" / "model.safetensors").read_bytes()
+        outcomes[folder.name[-10:]] = (steps, weights)
+    return outcomes
 
 
 if __name__ == "__main__":

@@ -81,35 +81,34 @@ def run(case: Case, folder: Path, warm: Warm | None = None) -> Outcome:
 
 def listed(folder: Path) -> set[str]:
     """Every path below a folder; links are not followed."""
-    return {
-        os.path.join(place, name)
-        for place, folders, files in os.walk(folder)
-        for name in (*folders, *files)
-    }
+    paths = set()
+    for place, folders, files in os.walk(folder):
+        paths |= {os.path.join(place, name) for name in (*folders, *files)}
+    return paths
 
 
 def run_forked(case: Case, words: list[str], work: Path, environment: dict[str, str]) -> Outcome:
     """The command in a fork of this process."""
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as told:
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as told:
         child = os.fork()
         if child == 0:
-            be_command(case, words, work, environment, said.fileno(), told.fileno())
+            be_command(case, words, work, environment, output.fileno(), told.fileno())
         _, status, usage = wait(child)
-        said.seek(0), told.seek(0)
+        output.seek(0), told.seek(0)
         facts = json.loads(told.read() or b"{}")
-        text = said.read().decode(errors="replace")
+        text = output.read().decode(errors="replace")
     seconds = START + usage.ru_utime + usage.ru_stime
     return Outcome(os.waitstatus_to_exitcode(status), text, seconds, facts.get("torch", False))
 
 
 def be_command(
-    case: Case, words: list[str], work: Path, environment: dict[str, str], said: int, told: int
+    case: Case, words: list[str], work: Path, environment: dict[str, str], output: int, told: int
 ) -> None:
     code = 1
     try:
         os.setsid()
         for number in (1, 2):
-            os.dup2(said, number)
+            os.dup2(output, number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.chdir(work)
         os.environ.clear()
@@ -150,8 +149,8 @@ def run_cold(case: Case, words: list[str], work: Path, environment: dict[str, st
     """The command as a shell starts it; ``shell`` of the case says how, with the words as its arguments."""
     command = ["bash", "-c", case.cold, sys.executable, *words]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    own = environment | {"PYTHONPATH": str(TESTS.parent)}
-    done = subprocess.run(command, cwd=work, env=own, capture_output=True, timeout=PATIENCE)
+    variables = environment | {"PYTHONPATH": str(TESTS.parent)}
+    done = subprocess.run(command, cwd=work, env=variables, capture_output=True, timeout=PATIENCE)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     text = (done.stdout + done.stderr).decode(errors="replace")
@@ -163,19 +162,19 @@ def run_cold(case: Case, words: list[str], work: Path, environment: dict[str, st
 
 def misses(case: Case, outcome: Outcome) -> list[str]:
     """What is not as the case promises; empty where all is."""
-    found = [] if outcome.code == case.code else [f"exit {outcome.code}, not {case.code}"]
+    misses = [] if outcome.code == case.code else [f"exit {outcome.code}, not {case.code}"]
     if case.code == 0:
-        return found
-    said = " ".join(outcome.text.split()).lower()
-    found += [f"says no {what}: {word}" for what, word in case.told if word.lower() not in said]
-    found += [f"no line of {beat}" for beat in missing_beats(outcome.text)] if case.faults else []
-    found += ["a traceback"] if "Traceback (most recent" in outcome.text else []
+        return misses
+    text = " ".join(outcome.text.split()).lower()
+    misses += [f"says no {what}: {word}" for what, word in case.told if word.lower() not in text]
+    misses += [f"no line of {beat}" for beat in missing_beats(outcome.text)] if case.faults else []
+    misses += ["a traceback"] if "Traceback (most recent" in outcome.text else []
     if not case.late:
-        found += ["torch was imported"] if outcome.torch else []
-        found += [f"left {outcome.left[0]}"] if outcome.left else []
+        misses += ["torch was imported"] if outcome.torch else []
+        misses += [f"left {outcome.left[0]}"] if outcome.left else []
     elif torn := torn_papers(outcome.left):
-        found.append(torn)
-    return found
+        misses.append(torn)
+    return misses
 
 
 def missing_beats(text: str) -> list[str]:
@@ -265,13 +264,13 @@ def print_table(cases: list[Case], folder: Path, warm: Warm) -> int:
         wrong, outcome = verdict_of(case, folder, warm)
         missed += bool(wrong)
         slowest = max(slowest, 0 if outcome.torch or case.code == 0 else outcome.seconds)
-        said = (
+        row = (
             "; ".join(wrong)
             or " | ".join(line.strip() for line in outcome.text.splitlines()[1:4])[:150]
         )
         torch = "torch" if outcome.torch else "-"
         head = f"{'MISS' if wrong else 'ok':<4} {case.kind:<9} {case.name:<44} {outcome.code:>3}"
-        print(f"{head} {outcome.seconds:5.2f} {torch:<5} {said}", flush=True)
+        print(f"{head} {outcome.seconds:5.2f} {torch:<5} {row}", flush=True)
         if wrong:
             print(
                 "".join(f"       > {line}\n" for line in outcome.text.splitlines()[-12:]),
@@ -280,7 +279,8 @@ def print_table(cases: list[Case], folder: Path, warm: Warm) -> int:
             )
     bad = sum(case.code != 0 for case in cases)
     print(
-        f"{bad} bad and {len(cases) - bad} good cases, {missed} missed; at the door at most {slowest:.2f} s of CPU"
+        f"{bad} bad and {len(cases) - bad} good cases, "
+        f"{missed} missed; at the door at most {slowest:.2f} s of CPU"
     )
     return missed
 

@@ -79,15 +79,27 @@ def write(path: Path, content: Content) -> None:
 
 
 def bad(
-    name: str, words: str, cause: str, fix: str, files: Mapping[str, Content] | None = None, **more
+    name: str,
+    words: str,
+    cause: str,
+    fix: str,
+    files: Mapping[str, Content] | None = None,
+    **kwargs,
 ) -> Case:
     return Case(
-        "", name, tuple(shlex.split(words)), more.pop("code", 2), cause, fix, files or {}, **more
+        "",
+        name,
+        tuple(shlex.split(words)),
+        kwargs.pop("code", 2),
+        cause,
+        fix,
+        files or {},
+        **kwargs,
     )
 
 
-def good(name: str, words: str, files: Mapping[str, Content] | None = None, **more) -> Case:
-    return Case("good", name, tuple(shlex.split(words)), 0, files=files or {}, **more)
+def good(name: str, words: str, files: Mapping[str, Content] | None = None, **kwargs) -> Case:
+    return Case("good", name, tuple(shlex.split(words)), 0, files=files or {}, **kwargs)
 
 
 # --- What the cases are made of -------------------------------------------------------------------
@@ -151,10 +163,10 @@ def doubling(count: int, again: str = ", /g/a{}@b") -> dict[str, Content]:
 
 def fan(count: int, keys: int) -> tuple[str, dict[str, Content]]:
     """A list of defaults that names so many files, and these, each with so many keys."""
-    texts = {
-        f"own/g/f{file}.yaml": "".join(f"k{file}_{key}: 0\n" for key in range(keys))
-        for file in range(count)
-    }
+    texts = {}
+    for file in range(count):
+        lines = [f"k{file}_{key}: 0\n" for key in range(keys)]
+        texts[f"own/g/f{file}.yaml"] = "".join(lines)
     return f"[{', '.join(f'/g/f{file}@_global_' for file in range(count))}]", texts
 
 
@@ -193,7 +205,7 @@ def literal(key: str, value: object, file: str = "config.json") -> Callable[[Pat
         path = folder / file
         values = json.loads(path.read_text()) if path.exists() else {}
         text = json.dumps(
-            {name: each for name, each in values.items() if name != key} | {"last": 0}
+            {name: value for name, value in values.items() if name != key} | {"last": 0}
         )
         path.write_text(text.replace('"last": 0', f'"{key}": {value}'))
 
@@ -210,8 +222,8 @@ def without(*names: str) -> Callable[[Path], None]:
 
 def cut(file: str, part: float) -> Callable[[Path], None]:
     def do(folder: Path) -> None:
-        whole = (folder / file).read_bytes()
-        (folder / file).write_bytes(whole[: int(len(whole) * part)])
+        content = (folder / file).read_bytes()
+        (folder / file).write_bytes(content[: int(len(content) * part)])
 
     return do
 
@@ -228,13 +240,13 @@ def weights(change: Callable[[dict], dict]) -> Callable[[Path], None]:
     return do
 
 
-def not_finite(found: dict) -> dict:
-    name = next(name for name in found if "q_proj" in name)
-    return found | {name: found[name] * float("inf")}
+def not_finite(config: dict) -> dict:
+    name = next(name for name in config if "q_proj" in name)
+    return config | {name: config[name] * float("inf")}
 
 
-def without_layer(found: dict) -> dict:
-    return {name: weight for name, weight in found.items() if ".layers.1." not in name}
+def without_layer(weights: dict) -> dict:
+    return {name: weight for name, weight in weights.items() if ".layers.1." not in name}
 
 
 def adapter(kind: str = "safetensors", **changes) -> dict[str, Content]:
@@ -351,7 +363,9 @@ def powerless() -> None:
 def package(name: str, version: str) -> dict[str, Content]:
     """An installed package that shadows the real one in the eyes of importlib.metadata."""
     return {
-        f"{name}-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        f"{name}-{version}.dist-info/METADATA": (
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
     }
 
 
@@ -710,7 +724,8 @@ NUMBER = [
         f"{A}max_length=4096",
         "1024",
         "tolerate.beyond_positions",
-        why="what lies beyond was never trained; tolerate.beyond_positions=true for who extends a model",
+        why="what lies beyond was never trained; "
+        "tolerate.beyond_positions=true for who extends a model",
     ),
     bad("save every 0 steps", f"{A}save_steps=0", "above 0", f"{A}save_steps="),
     bad("keep 0 checkpoints", f"{A}save_total_limit=0", "at least 1", f"{A}save_total_limit="),
@@ -834,7 +849,8 @@ NUMBER = [
     bad("optimizer step of 0", "optimizer=adamw optimizer.lr=0", "above 0", "optimizer.lr="),
     bad(
         "patience of 0",
-        f"callback=early_stopping callback.early_stopping.early_stopping_patience=0 {A}eval_strategy=steps",
+        "callback=early_stopping "
+        f"callback.early_stopping.early_stopping_patience=0 {A}eval_strategy=steps",
         "at least 1",
         "patience=",
     ),
@@ -2053,7 +2069,8 @@ MODELS = [
         "chatml",
         {
             "rows.jsonl": [CHAT] * 4,
-            "my.jinja": "{% for turn in messages %}{{ turn.content }}<|im_end|>{% if turn.content == '2' %}"
+            "my.jinja": "{% for turn in messages %}"
+            "{{ turn.content }}<|im_end|>{% if turn.content == '2' %}"
             "{{ 1 / 0 }}{% endif %}{% endfor %}",
         },
         late=True,
@@ -2064,7 +2081,9 @@ MODELS = [
         "surrogates",
         "chatml",
         {
-            "my.jinja": "{% for turn in messages %}{{ turn.content }}<|im_end|>{% endfor %}{{ '\\ud800' }}"
+            "my.jinja": (
+                "{% for turn in messages %}{{ turn.content }}<|im_end|>{% endfor %}{{ '\\ud800' }}"
+            )
         },
     ),
     bad(
@@ -2125,11 +2144,15 @@ MODELS = [
     ),
     bad(
         "no marks with assistant_only_loss",
-        f"model.tokenizer.chat_template=my.jinja {A}assistant_only_loss=true dataset=toy_demonstrations",
+        "model.tokenizer.chat_template=my.jinja "
+        f"{A}assistant_only_loss=true dataset=toy_demonstrations",
         "mark",
         "chatml",
         {
-            "my.jinja": "{% for turn in messages %}{{ turn['role'] }}: {{ turn['content'] }}<|im_end|>{% endfor %}"
+            "my.jinja": (
+                "{% for turn in messages %}{{ turn['role'] }}: "
+                "{{ turn['content'] }}<|im_end|>{% endfor %}"
+            )
         },
         late=True,
     ),
@@ -2266,7 +2289,10 @@ REWARD = [
         "nowhere",
         "pip install",
         {
-            "mine.py": "import nowhere_at_all\n\n\ndef score(completions):\n    return [0.0] * len(completions)\n"
+            "mine.py": (
+                "import nowhere_at_all\n\n\ndef score(completions):\n"
+                "    return [0.0] * len(completions)\n"
+            )
         },
         late=True,
         code=5,
@@ -2331,7 +2357,9 @@ REWARD = [
         "mine.py:1: unknown encoding: nonsense",
         "mend line 1 of mine.py",
         {
-            "mine.py": "# coding: nonsense\ndef score(completions):\n    return [0.0] * len(completions)\n"
+            "mine.py": (
+                "# coding: nonsense\ndef score(completions):\n    return [0.0] * len(completions)\n"
+            )
         },
     ),
     bad(
@@ -2376,7 +2404,9 @@ REWARD = [
         "rewards for",
         "as long as completions",
         {
-            "mine.py": "import itertools\n\n\ndef score(completions, **_):\n    return itertools.count()\n"
+            "mine.py": (
+                "import itertools\n\n\ndef score(completions, **_):\n    return itertools.count()\n"
+            )
         },
         late=True,
     ),
@@ -2405,7 +2435,8 @@ REWARD = [
         "was not typed",
         "url=",
         experiment(
-            "defaults:\n  - override /reward: remote\nreward: {remote: {url: 'http://localhost:1/'}}\n"
+            "defaults:\n  - override /reward: remote\n"
+            "reward: {remote: {url: 'http://localhost:1/'}}\n"
         ),
     ),
 ]
@@ -3013,7 +3044,7 @@ ODD_WORDS = [
     good(
         "weights that nobody asked for",
         "model.path=m",
-        model(weights(lambda found: {**found, "extra": found["model.norm.weight"]})),
+        model(weights(lambda tensors: {**tensors, "extra": tensors["model.norm.weight"]})),
     ),
 ]
 SHELL = 'exec "$0" -m runner "$@"'
@@ -3134,16 +3165,16 @@ def parquet(path: Path) -> None:
 
 def shards(path: Path) -> None:
     """The weights in two files and an index."""
-    whole = (path / "model.safetensors").read_bytes()
-    (size,) = struct.unpack("<Q", whole[:8])
-    header = json.loads(whole[8 : 8 + size])
+    content = (path / "model.safetensors").read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + size])
     header.pop("__metadata__", None)
     names, places = list(header), {}
     for number, part in enumerate((names[::2], names[1::2]), 1):
         file, data, entries = f"model-0000{number}-of-00002.safetensors", b"", {}
         for name in part:
             start, end = header[name]["data_offsets"]
-            piece = whole[8 + size + start : 8 + size + end]
+            piece = content[8 + size + start : 8 + size + end]
             entries[name] = header[name] | {"data_offsets": [len(data), len(data) + len(piece)]}
             data += piece
             places[name] = file
@@ -3163,5 +3194,7 @@ KINDS = {
     "place": PLACE,
     "system": ENVIRONMENT,
 }
-BAD = [replace(case, kind=kind) for kind, cases in KINDS.items() for case in cases]
+BAD: list[Case] = []
+for kind, cases in KINDS.items():
+    BAD += [replace(case, kind=kind) for case in cases]
 GOOD = [*ODD_ROWS, *ODD_WORDS, *ODD_PLACES]

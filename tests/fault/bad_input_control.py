@@ -142,7 +142,8 @@ def run_controls(warm: Warm, folder: Path) -> int:
         )
         lost += not shown
         print(
-            f"{'harm' if shown else 'MISS':<4} {control.name:<44} {done.returncode:>3} {control.harm}",
+            f"{'harm' if shown else 'MISS':<4} {control.name:<44} "
+            f"{done.returncode:>3} {control.harm}",
             flush=True,
         )
         if not shown:
@@ -164,18 +165,18 @@ def main(words: list[str]) -> int:
 
     kind, *rest = words
     rows = load_dataset("json", data_files="rows.jsonl", split="train")
-    given = {name: json.loads(text) for name, _, text in (word.partition("=") for word in rest)}
+    losses = {name: json.loads(text) for name, _, text in (word.partition("=") for word in rest)}
     policy = AutoModelForCausalLM.from_pretrained("m", dtype=torch.float32)
     before = {name: value.clone() for name, value in policy.state_dict().items()}
-    args = getattr(trl, f"{kind}Config")(**FIELDS | given)
+    args = getattr(trl, f"{kind}Config")(**FIELDS | losses)
     trainer = getattr(trl, f"{kind}Trainer")(policy, args=args, train_dataset=rows)
     trainer.train()
     trainer.save_model("out/model")
     log = trainer.state.log_history
-    facts = {
-        name: [entry[name] for entry in log if name in entry]
-        for name in {name for entry in log for name in entry}
-    }
+    facts: dict[str, list[object]] = {}
+    for entry in log:
+        for name, value in entry.items():
+            facts.setdefault(name, []).append(value)
     facts |= {
         "steps": trainer.state.global_step,
         "saved": Path("out/model/model.safetensors").is_file(),

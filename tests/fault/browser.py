@@ -11,6 +11,7 @@ which skips it without a browser.
 import argparse
 import base64
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -68,7 +69,7 @@ class Browser:
         os.close(theirs_out)
         self.rest, self.number, self.session, self.errors = b"", 0, None, []
         targets = self.call("Target.getTargets")["targetInfos"]
-        target = next(each["targetId"] for each in targets if each["type"] == "page")
+        target = next(target["targetId"] for target in targets if target["type"] == "page")
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
             "sessionId"
         ]
@@ -99,11 +100,11 @@ class Browser:
 
     def value(self, script: str):
         """What an expression is, in the page."""
-        found = self.call(
+        answer = self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
 
     def wait(self, script: str, seconds: float = 15) -> None:
         """Wait until an expression is true."""
@@ -140,10 +141,10 @@ class Browser:
             self.mouse("mouseMoved", x + (to - x) * step / 5, y, 0, "left")
         self.mouse("mouseReleased", to, y, 1, "left")
 
-    def picture(self, path: Path, whole: bool = True) -> None:
+    def picture(self, path: Path, full_page: bool = True) -> None:
         """A screenshot, of the whole page or of the window."""
         clip = {}
-        if whole:
+        if full_page:
             size = self.call("Page.getLayoutMetrics")["cssContentSize"]
             clip = {
                 "clip": {
@@ -154,8 +155,8 @@ class Browser:
                     "scale": 1,
                 }
             }
-        found = self.call("Page.captureScreenshot", captureBeyondViewport=whole, **clip)
-        path.write_bytes(base64.b64decode(found["data"]))
+        answer = self.call("Page.captureScreenshot", captureBeyondViewport=full_page, **clip)
+        path.write_bytes(base64.b64decode(answer["data"]))
 
     def overflow(self) -> int:
         """By how many pixels the page is wider than its window."""
@@ -174,11 +175,11 @@ class Browser:
 def browser() -> Iterator[Browser]:
     """A browser with a profile of its own."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        found = Browser(Path(folder))
+        browser_found = Browser(Path(folder))
         try:
-            yield found
+            yield browser_found
         finally:
-            found.close()
+            browser_found.close()
 
 
 @contextlib.contextmanager
@@ -198,7 +199,7 @@ def served(root: Path, names: Sequence[str] = ()) -> Iterator[Server]:
 
 def lay(root: Path, steps: int = 60) -> None:
     """Two names: a sweep of four settings with two seeds, of which one run trains, and one run alone."""
-    for kl, seed in ((kl, seed) for kl in (0.05, 0.1, 0.2, 0.5) for seed in (0, 1)):
+    for kl, seed in itertools.product((0.05, 0.1, 0.2, 0.5), (0, 1)):
         state = "running" if (kl, seed) == (0.5, 1) else "finished"
         lines = [
             line(step, kl, seed) for step in range(1, steps // (2 if state == "running" else 1) + 1)
@@ -229,22 +230,22 @@ def lay(root: Path, steps: int = 60) -> None:
 def line(step: int, kl: float, seed: int) -> dict:
     """A logged line."""
     wave = math.sin(step * (seed + 2) / 3) / 9
-    found = {
+    figures = {
         "loss": 2 / (step + 5) + wave / 9,
         "reward": step * (1 - kl) / 60 + wave,
         "kl": kl * step / 9 + wave / 20,
     }
-    found |= {
+    figures |= {
         "num_tokens": step * 900,
         "elapsed_seconds": step * (2 + kl),
         "tokens_per_second": 450 + 300 * wave,
     }
-    found |= {
+    figures |= {
         "grad_norm": 1 + wave,
         "learning_rate": 1e-4 / step,
         "memory/peak_gb": 1.5 + step / 900,
     }
-    return {"step": step, **found} | ({"eval_loss": 2.1 / (step + 5)} if step % 20 == 0 else {})
+    return {"step": step, **figures} | ({"eval_loss": 2.1 / (step + 5)} if step % 20 == 0 else {})
 
 
 def misses(root: Path, keep: Path | None = None, widths=WIDTHS) -> Iterator[str]:
@@ -293,19 +294,26 @@ def misses_of_looks(page: Browser, root: Path, keep: Path | None) -> Iterator[st
         lay_run(root / "looks" / f"kl_coef-{kl}", lines=lines, after={"eval_exact": kl}, kl_coef=kl)
     main(["report", str(root / "looks")])
     page.open((root / "looks" / "report.html").as_uri(), 1280)
-    plot = "[...document.querySelectorAll('figure')].find(figure => figure.dataset.name === '{}').chart.plot".format
+    plot = (
+        "[...document.querySelectorAll('figure')].find(figure "
+        "=> figure.dataset.name === '{}').chart.plot"
+    ).format
     title = "document.querySelector('figure[data-name=loss] .title').innerText"
     before = page.value(f"{plot('loss')}.scales.x.max"), page.value(title)
     if not 40 <= before[0] < 50 or before[1] != "loss (1 beyond, to 400)":
         yield f"a longer run squeezes the others: {before}"
     if (
         page.value(
-            f"new Set({plot('loss')}.series.map(line => line.mark && line.mark.glyph + line.dash)).size"
+            f"new Set({plot('loss')}.series.map(line => "
+            "line.mark && line.mark.glyph + line.dash)).size"
         )
         != 4
     ):
         yield "curves that coincide look alike"
-    drawn = f"{plot('reward')}.series.filter(line => line.mark).map(line => line.mark.few && line.paths() === null)"
+    drawn = (
+        f"{plot('reward')}.series.filter(line => line.mark).map(line "
+        "=> line.mark.few && line.paths() === null)"
+    )
     if page.value(drawn) != [True] * 3:
         yield "two points are a line"
     page.value(f"{OVER}.scrollIntoView()")
@@ -316,7 +324,8 @@ def misses_of_looks(page: Browser, root: Path, keep: Path | None) -> Iterator[st
         ("kl", 40, "3086"),
     ):
         page.value(
-            f"(it => {{ it.hovered = true; it.setCursor({{left: it.valToPos({step}, 'x'), top: 50}}) }})({plot(name)})"
+            f"(it => {{ it.hovered = true; it.setCursor({{left: "
+            f"it.valToPos({step}, 'x'), top: 50}}) }})({plot(name)})"
         )
         shown = page.value(f"{plot(name)}.root.querySelector('.values').innerText")
         if text not in shown.split():
@@ -347,7 +356,7 @@ def misses_of_controls(
     ):
         yield "no values at the cursor"
     if keep:
-        page.picture(keep / "cursor.png", whole=False)
+        page.picture(keep / "cursor.png", full_page=False)
     page.drag(x + width * 0.3, y + height / 2, x + width * 0.6)
     page.wait("!document.querySelector('.reset').disabled")
     page.value("document.querySelector('.controls input[type=checkbox]').click()")
@@ -361,7 +370,8 @@ def misses_of_controls(
     )
     for _ in range(2):
         page.value(
-            f"[...{runs}.querySelectorAll('th button')].find(each => each.innerText == 'seed').click()"
+            f"[...{runs}.querySelectorAll('th button')].find(each "
+            "=> each.innerText == 'seed').click()"
         )
     if (
         page.value(f"{runs}.querySelector('th[aria-sort=descending]').innerText.trim()")[:4]
@@ -376,22 +386,22 @@ def misses_of_controls(
     ):
         yield "the runs are not filtered"
     if keep:
-        page.picture(keep / "choices.png", whole=False)
+        page.picture(keep / "choices.png", full_page=False)
     (metrics,) = root.glob("sweep/kl_coef-0.5+seed-1-*/metrics.jsonl")
     with metrics.open("a") as file:
         file.writelines(json.dumps(line(step, 0.5, 1)) + "\n" for step in range(31, 46))
     set_status(metrics.parent, step=45)
     page.wait("document.body.innerText.includes('45/60')")
-    kept = [
+    errors = [
         page.value("document.activeElement.value"),
         page.value("document.querySelectorAll('.off').length"),
     ]
-    if [*kept, page.value("document.querySelector('.reset').disabled")] != ["0.5", 2, False]:
-        yield f"a page that renews itself loses choices: {kept}"
+    if [*errors, page.value("document.querySelector('.reset').disabled")] != ["0.5", 2, False]:
+        yield f"a page that renews itself loses choices: {errors}"
     server.shutdown()
     server.server_close()
     page.wait("document.querySelector('.live').textContent.startsWith('disconnected')")
-    page.errors = [each for each in page.errors if "CONNECTION_REFUSED" not in json.dumps(each)]
+    page.errors = [error for error in page.errors if "CONNECTION_REFUSED" not in json.dumps(error)]
 
 
 if __name__ == "__main__":

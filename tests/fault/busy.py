@@ -76,7 +76,8 @@ def main() -> int:
             outcomes.append(run_suite(words))
     for number, outcome in enumerate(outcomes, 1):
         print(
-            f"run {number}: exit code {outcome.code}, {outcome.seconds:.0f} CPU s, {outcome.summary}"
+            f"run {number}: exit code {outcome.code}, "
+            f"{outcome.seconds:.0f} CPU s, {outcome.summary}"
         )
     return int(any(outcome.code for outcome in outcomes))
 

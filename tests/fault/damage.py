@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import resource
 import shutil
 import sys
@@ -77,10 +78,10 @@ class Sick:
     def copy(self, place: Place) -> Place:
         """The same folder once more."""
         self.count += 1
-        other = copy.copy(place)
-        other.folder = self.root / f"copy-{self.count}"
-        shutil.copytree(place.folder, other.folder)
-        return other
+        twin = copy.copy(place)
+        twin.folder = self.root / f"copy-{self.count}"
+        shutil.copytree(place.folder, twin.folder)
+        return twin
 
     def files(self, folder: Path) -> list[str]:
         return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
@@ -106,8 +107,8 @@ def _verdict(place: Place, done, sick: Sick, name: str) -> str:
         return f"exit code {done.returncode}: {done.stderr[-300:]}"
     if name not in done.stderr:
         return f"{name} is not named: {done.stderr[-300:]}"
-    found = run_files(place.run)
-    differing = sorted(key for key in sick.wanted | found if sick.wanted.get(key) != found.get(key))
+    files = run_files(place.run)
+    differing = sorted(key for key in sick.wanted | files if sick.wanted.get(key) != files.get(key))
     shutil.rmtree(place.folder)
     return f"differs in {', '.join(differing)}" if differing else ""
 
@@ -193,11 +194,11 @@ def _paper(sick: Sick, name: str, text: bytes) -> str:
     done = place.start(SFT).wait()
     if done.returncode:
         return f"after the fix: exit code {done.returncode}: {done.stderr[-300:]}"
-    found = run_files(place.run)
+    files = run_files(place.run)
     differing = [
         key
-        for key in found
-        if key.endswith((".safetensors", ".pt")) and found[key] != sick.wanted.get(key)
+        for key in files
+        if key.endswith((".safetensors", ".pt")) and files[key] != sick.wanted.get(key)
     ]
     shutil.rmtree(place.folder)
     return f"differs in {', '.join(differing)}" if differing else ""
@@ -205,12 +206,12 @@ def _paper(sick: Sick, name: str, text: bytes) -> str:
 
 def control(root: Path, warm: Warm, count: int) -> dict[str, int]:
     """What becomes of TRL's own trainer after the same damage: stopped, as if nothing was, or other weights unsaid."""
-    whole, killed = (
+    uninterrupted, killed = (
         Place(root / f"plain-{name}", root, warm, "plain:main") for name in ("whole", "killed")
     )
-    unbroken(whole, ())
+    unbroken(uninterrupted, ())
     assert killed.start((), pattern=LAST_SAVE, count=1).wait().returncode == -9
-    found = {"stopped": 0, "equal": 0, "silently other weights": 0}
+    counts = {"stopped": 0, "equal": 0, "silently other weights": 0}
     newest = killed.folder / "outputs/plain/checkpoint-6"
     shutil.rmtree(killed.folder / "outputs/plain/checkpoint-8", ignore_errors=True)
     names = [
@@ -218,7 +219,7 @@ def control(root: Path, warm: Warm, count: int) -> dict[str, int]:
         for name in ("optimizer.pt", "model.safetensors", "scheduler.pt")
         if (newest / name).exists()
     ]
-    cases = [(name, kind) for kind in ("deleted", "flipped") for name in names][:count]
+    cases = list(itertools.product(("deleted", "flipped"), names))[:count]
     for number, (name, kind) in enumerate(cases):
         place = copy.copy(killed)
         place.folder = root / f"plain-{number}"
@@ -226,10 +227,10 @@ def control(root: Path, warm: Warm, count: int) -> dict[str, int]:
         DAMAGE[kind](place.folder / "outputs/plain/checkpoint-6" / name)
         done = place.start(()).wait()
         same = not done.returncode and sha256(place.folder / PLAIN_WEIGHTS) == sha256(
-            whole.folder / PLAIN_WEIGHTS
+            uninterrupted.folder / PLAIN_WEIGHTS
         )
-        found["stopped" if done.returncode else "equal" if same else "silently other weights"] += 1
-    return found
+        counts["stopped" if done.returncode else "equal" if same else "silently other weights"] += 1
+    return counts
 
 
 KINDS = {

@@ -62,14 +62,14 @@ def fork(
     words: Sequence[str], cwd: Path, entry: Callable[[list[str]], int] = main, **variables: str
 ) -> Outcome:
     """The command in a fork of this process, in a folder of its own; ``entry`` is the door, or the worker's."""
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         child = os.fork()
         if child == 0:
-            be_command(words, cwd, entry, said.fileno(), variables)
+            be_command(words, cwd, entry, output.fileno(), variables)
         _, status, used = os.wait4(child, 0)
-        said.seek(0)
-        text = said.read().decode(errors="replace")
+        output.seek(0)
+        text = output.read().decode(errors="replace")
     grown = max(0, used.ru_maxrss - before) / 1024
     return Outcome(os.waitstatus_to_exitcode(status), text, used.ru_utime + used.ru_stime, grown)
 
@@ -78,12 +78,12 @@ def be_command(
     words: Sequence[str],
     cwd: Path,
     entry: Callable[[list[str]], int],
-    said: int,
+    output: int,
     variables: dict[str, str],
 ) -> None:
     code = 1
     try:
-        os.dup2(said, 1), os.dup2(said, 2)
+        os.dup2(output, 1), os.dup2(output, 2)
         sys.stdout = sys.stderr = open(1, "w", closefd=False)  # noqa: SIM115  a test has others here
         os.chdir(cwd)
         os.environ.update(PRIVATE | {"HF_HOME": str(cwd / ".hf")} | variables)
@@ -112,11 +112,11 @@ def misses_of_targets(
     good = bad = compose(["trainer=grpo", "reward=sorted_digits", "optimizer=adamw"]).cfg
     for number, target in enumerate(targets):
         bad = laid(bad, f"callback.x{number}", target)
-    found = {fault.where for fault in find_all_faults(bad)}
+    places_found = {fault.where for fault in find_all_faults(bad)}
     yield from (
         target
         for number, target in enumerate(targets)
-        if f"callback.x{number}._target_" not in found
+        if f"callback.x{number}._target_" not in places_found
     )
     for place in places:
         bad = laid(good, place, "os.system")
@@ -159,7 +159,10 @@ def lay_ground(folder: Path) -> Path:
     (folder / "evil").mkdir()
     (folder / "evil" / "__init__.py").write_text(code)
     _lay_models(folder, bomb, code)
-    escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ cycler.__init__.__globals__.os.system('touch MARK') }}"
+    escape = (
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+        "{{ cycler.__init__.__globals__.os.system('touch MARK') }}"
+    )
     (folder / "escape.jinja").write_text(escape)
     (folder / "endless.jinja").write_text("{% for a in range(10**9) %}{% endfor %}{{ messages }}")
     return mark
@@ -187,13 +190,13 @@ def _lay_models(folder: Path, bomb: bytes, code: str) -> None:
     (coded / "evil.py").write_text(
         code + "class Config: ...\nclass Model: ...\nclass Tokenizer: ...\n"
     )
-    own = {
+    models = {
         "AutoConfig": "evil.Config",
         "AutoModelForCausalLM": "evil.Model",
         "AutoTokenizer": ["evil.Tokenizer", None],
     }
-    edit(coded / "config.json", auto_map=own, model_type="evil")
-    edit(coded / "tokenizer_config.json", auto_map=own, tokenizer_class="EvilTokenizer")
+    edit(coded / "config.json", auto_map=models, model_type="evil")
+    edit(coded / "tokenizer_config.json", auto_map=models, tokenizer_class="EvilTokenizer")
     (reader / "tokenizer.json").unlink()
     edit(
         reader / "tokenizer_config.json",
@@ -254,13 +257,15 @@ def misses_of_files(folder: Path, names: Sequence[str] = tuple(FILES)) -> Iterat
 
 def judged(name: str, outcome: Outcome, mark: Path, behind: bool = False) -> Iterator[str]:
     """What is wrong with how a dangerous command ended."""
-    left = [
+    remains = [
         path for path in (mark, mark.parent / "outputs", Path("/tmp/elsewhere")) if path.exists()
     ]
-    if left and not (
-        behind and left == [mark.parent / "outputs"] and not list(left[0].rglob("*.safetensors"))
+    if remains and not (
+        behind
+        and remains == [mark.parent / "outputs"]
+        and not list(remains[0].rglob("*.safetensors"))
     ):
-        yield f"{name}: it left {left[0].name}"
+        yield f"{name}: it left {remains[0].name}"
     elif (
         outcome.code not in (2, 4, 5) or "found " not in outcome.text or "Traceback" in outcome.text
     ):
@@ -281,14 +286,20 @@ def misses_of_bombs(
             if name in REFERENCES and not door.startswith(("--", "a primary")):
                 continue  # nobody follows references there
             outcome = explode(folder / door / name, door, BOMBS[name], frozen)
-            more, grown = outcome.seconds - plain.seconds, outcome.megabytes - plain.megabytes
+            extra_seconds, grown = (
+                outcome.seconds - plain.seconds,
+                outcome.megabytes - plain.megabytes,
+            )
             if (
                 outcome.code not in ((0, 2) if door == "report" else (2, 4))
                 or "Traceback" in outcome.text
             ):
-                yield f"{name} at {door}: exit code {outcome.code}: {' '.join(outcome.text.split())[-120:]}"
-            elif more > SECONDS or grown > MEGABYTES:
-                yield f"{name} at {door}: {more:.1f} s and {grown:.0f} MB"
+                yield (
+                    f"{name} at {door}: exit code {outcome.code}: "
+                    f"{' '.join(outcome.text.split())[-120:]}"
+                )
+            elif extra_seconds > SECONDS or grown > MEGABYTES:
+                yield f"{name} at {door}: {extra_seconds:.1f} s and {grown:.0f} MB"
             elif door != "report" and "found " not in outcome.text:
                 yield f"{name} at {door}: no named fault"
 
@@ -419,11 +430,11 @@ def misses_of_network(folder: Path, journeys: Sequence[str] = tuple(JOURNEYS)) -
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900
     )
     told = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith(">>> ")]
-    for name, code, seen in told:
+    for name, code, outcome in told:
         if code:
             yield f"{name}: exit code {code}: {' '.join(done.stderr.split())[-200:]}"
-        if seen:
-            yield f"{name}: {len(seen)} times, first {seen[0]}"
+        if outcome:
+            yield f"{name}: {len(outcome)} times, first {outcome[0]}"
     if len(told) < len(journeys):
         yield f"only {len(told)} of {len(journeys)} came to an end: {done.stderr[-200:]}"
 
@@ -475,7 +486,7 @@ def kinds(folder: Path, run: Run) -> dict[str, tuple[int, Callable[[], Iterator[
 Kinds = dict[str, tuple[int, Callable[[], Iterator[str]]]]
 
 
-def report(wanted: Sequence[str], of: Callable[[Path, Warm], Kinds]) -> int:
+def report(wanted: Sequence[str], kinds_of: Callable[[Path, Warm], Kinds]) -> int:
     """Print what each kind, ``of`` a folder and a warm process, misses; 1 where one misses something."""
     failed = 0
     with (
@@ -483,7 +494,7 @@ def report(wanted: Sequence[str], of: Callable[[Path, Warm], Kinds]) -> int:
         contextlib.closing(Warm(Path(place) / "warm")) as warm,
     ):
         os.chdir(place)
-        for name, (count, find) in of(Path(place), warm).items():
+        for name, (count, find) in kinds_of(Path(place), warm).items():
             if wanted and name not in wanted:
                 continue
             misses = list(find())

@@ -77,7 +77,10 @@ WORDS = {
     "by two pluses": ["++reward.x._target_=os.system", "++reward.x.command=touch {mark}"],
     "a whole node": ["callback={x: {_target_: os.system, command: 'touch {mark}'}}"],
     "in a list": [
-        "trainer.args.lr_scheduler_kwargs={a: [{b: {_target_: os.system, command: 'touch {mark}'}}]}"
+        (
+            "trainer.args.lr_scheduler_kwargs={a: [{b: "
+            "{_target_: os.system, command: 'touch {mark}'}}]}"
+        )
     ],
     "by interpolation": [
         "callback.x._target_=${name}",
@@ -198,7 +201,9 @@ FILES = {
     ),
     "rewards of a server": (
         {
-            "reward/x.yaml": "x: {_target_: runner.reward.remote.Remote, url: 'https://evil.example'}\n"
+            "reward/x.yaml": (
+                "x: {_target_: runner.reward.remote.Remote, url: 'https://evil.example'}\n"
+            )
         },
         ["trainer=grpo", "reward=x"],
     ),
@@ -220,7 +225,10 @@ FILES = {
     "figures to another server": (
         {
             "experiment/x.yaml": GLOBAL
-            + "tracker: {report_to: mlflow, environment: {MLFLOW_TRACKING_URI: 'http://e.example'}}\n"
+            + (
+                "tracker: {report_to: mlflow, environment: "
+                "{MLFLOW_TRACKING_URI: 'http://e.example'}}\n"
+            )
         },
         ["experiment=x"],
     ),
@@ -270,9 +278,12 @@ FILES = {
     ),
     "a package is allowed by default": (
         {
-            "config.yaml": "defaults: [_self_, {trainer: sft}, {model: tiny}, {dataset: toy}, {reward: none},"
-            " {metric: none}, {quant: none}, {peft: none}, {collator: none}, {callback: none}, {tracker: none},"
-            " {launcher: local}]\nname: x\nseed: 0\nlearning_rate: null\nkl_coef: null\nallow: [evil]\noutput_root: o\n"
+            "config.yaml": "defaults: [_self_, {trainer: sft}, {model: "
+            "tiny}, {dataset: toy}, {reward: none},"
+            " {metric: none}, {quant: none}, {peft: none}, "
+            "{collator: none}, {callback: none}, {tracker: none},"
+            " {launcher: local}]\nname: x\nseed: 0\nlearning_rate: null\n"
+            "kl_coef: null\nallow: [evil]\noutput_root: o\n"
             "objective: null\n",
             "callback/x.yaml": "x: {_target_: evil.run}\n",
         },
@@ -388,13 +399,17 @@ FILES = {
     ),
     "a folder outside": (
         {
-            "callback/x.yaml": "samples: {_target_: runner.training.callback.Samples, folder: /tmp/elsewhere}\n"
+            "callback/x.yaml": (
+                "samples: {_target_: runner.training.callback.Samples, folder: /tmp/elsewhere}\n"
+            )
         },
         ["callback=x", "trainer=grpo", "reward=sorted_digits"],
     ),
     "a folder that leads up": (
         {
-            "callback/x.yaml": "samples: {_target_: runner.training.callback.Samples, folder: a/../../..}\n"
+            "callback/x.yaml": (
+                "samples: {_target_: runner.training.callback.Samples, folder: a/../../..}\n"
+            )
         },
         ["callback=x", "trainer=grpo", "reward=sorted_digits"],
     ),
@@ -448,7 +463,8 @@ FILES |= {
         "model: {attn_implementation: evil/kernel}", "model=new"
     ),
     "a kernel of the batches that answer": _experiment(
-        "trainer: {args: {transformers_continuous_batching_config: {attn_implementation: evil/kernel}}}",
+        "trainer: {args: {transformers_continuous_batching_config: "
+        "{attn_implementation: evil/kernel}}}",
         "trainer=grpo",
     ),
     "all kernels": _loading("{allow_all_kernels: true}"),
@@ -471,7 +487,8 @@ FILES |= {
         "pretrained_model_name_or_path: evil/x, trust_remote_code: true}}"
     ),
     "trust of a learnt prompt": _experiment(
-        "peft: {_target_: peft.PromptTuningConfig, num_virtual_tokens: 3, tokenizer_kwargs: {trust_remote_code: true}}"
+        "peft: {_target_: peft.PromptTuningConfig, num_virtual_tokens: "
+        "3, tokenizer_kwargs: {trust_remote_code: true}}"
     ),
     "trust inside of what was not trusted": _experiment(
         "model: {tokenizer: {trust_remote_code: true}}", "model.trust_remote_code=false"
@@ -513,7 +530,8 @@ FILES |= {
         "callback: {x: {_target_: transformers.integrations.WandbCallback}}"
     ),
     "a callback by its home": _experiment(
-        "callback: {x: {_target_: transformers.integrations.integration_utils.CometCallback, _partial_: true}}"
+        "callback: {x: {_target_: "
+        "transformers.integrations.integration_utils.CometCallback, _partial_: true}}"
     ),
     "a callback of TRL's": _experiment(
         "callback: {x: {_target_: trl.WeaveCallback}}", "trainer=grpo"
@@ -529,7 +547,8 @@ FILES |= {
     ),
     "a callback of a sweep": _sweep("params: {callback: weave, seed: '0,1'}", "trainer=grpo"),
     "a callback that pushes": _experiment(
-        "callback: {x: {_target_: trl.experimental.merge_model_callback.MergeModelCallback, push_to_hub: true}}"
+        "callback: {x: {_target_: "
+        "trl.experimental.merge_model_callback.MergeModelCallback, push_to_hub: true}}"
     ),
     "a repository to push to": _experiment(
         "trainer: {args: {hub_model_id: evil/x}}", "trainer.args.push_to_hub=true"

@@ -43,7 +43,8 @@ DEFECTS = (
     ),
     Defect(
         "rows_doubled_on_resume",
-        "A row of a step that is logged again is added to the old one of the same step, not put in its place.",
+        "A row of a step that is logged again is added to "
+        "the old one of the same step, not put in its place.",
         "runner/io/files.py",
         "_seek_behind(file, step - 1)",
         "_seek_behind(file, step)",
@@ -83,7 +84,8 @@ DEFECTS = (
     ),
     Defect(
         "key_with_tracker",
-        "The tracker counts for the key, so that a run that is told elsewhere starts again from the first step.",
+        "The tracker counts for the key, "
+        "so that a run that is told elsewhere starts again from the first step.",
         "runner/run/key.py",
         '"tracker",',
         "",
@@ -109,7 +111,8 @@ DEFECTS = (
     ),
     Defect(
         "link_in_folder_followed",
-        "Only links to files are found in a run folder, and one to a folder is written and deleted through.",
+        "Only links to files are found in a run folder, "
+        "and one to a folder is written and deleted through.",
         "runner/run/layout.py",
         "if entry.is_dir(follow_symlinks=False):",
         "if entry.is_dir():",
@@ -119,7 +122,8 @@ DEFECTS = (
     ),
     Defect(
         "index_trusts_times",
-        "A file that has another content under its old size and time is taken for the one that was read.",
+        "A file that has another content under its old "
+        "size and time is taken for the one that was read.",
         "runner/report/index.py",
         "stat.st_mtime_ns, stat.st_ctime_ns]\n        times",
         "stat.st_mtime_ns]\n        times",
@@ -127,7 +131,8 @@ DEFECTS = (
     ),
     Defect(
         "index_keeps_the_unsettled",
-        "A file that was written a moment ago is kept in the index, and may change again without another time.",
+        "A file that was written a moment ago is kept in the index, "
+        "and may change again without another time.",
         "runner/report/index.py",
         "            if stamp.latest < settled:",
         "            if stamp.latest:",
@@ -135,7 +140,8 @@ DEFECTS = (
     ),
     Defect(
         "silent_is_lost",
-        "A run of another machine is lost as soon as its lock can be taken, which some file systems always allow.",
+        "A run of another machine is lost as soon as its lock can be taken, "
+        "which some file systems always allow.",
         "runner/run/record.py",
         "return silence > max(SILENT_SECONDS, 10 * spent)",
         "return True",
@@ -153,7 +159,8 @@ DEFECTS = (
     ),
     Defect(
         "clean_in_place",
-        "What is deleted keeps its name until its last file is gone, and a kill leaves half of it under that.",
+        "What is deleted keeps its name until its last file is gone, "
+        "and a kill leaves half of it under that.",
         "runner/command/_deletion.py",
         "moved.append(set_aside(path))",
         "moved.append(path)",
@@ -269,7 +276,8 @@ DEFECTS = (
     # --- Worker, launchers, sweeps ----------------------------------------------------------------
     Defect(
         "exit_code_of_signal",
-        "A stopped run leaves with 128 and the signal's number, where 143 is promised for all but Ctrl-C.",
+        "A stopped run leaves with 128 and the signal's number, "
+        "where 143 is promised for all but Ctrl-C.",
         "runner/errors.py",
         "return 130 if signal_number == signal.SIGINT else 143",
         "return 128 + signal_number",
@@ -398,7 +406,8 @@ DEFECTS = (
     ),
     Defect(
         "slower_for_good",
-        "The lower learning rate of a rollback is not taken back behind the step, and falls with each one.",
+        "The lower learning rate of a rollback is not taken "
+        "back behind the step, and falls with each one.",
         "runner/training/callback/slower.py",
         "        for group, rate in zip(optimizer.param_groups, self.rates, strict=True):\n"
         '            group["lr"] = rate\n',
@@ -434,7 +443,8 @@ DEFECTS = (
     # --- Checkpoints, resume, health --------------------------------------------------------------
     Defect(
         "rotated_before_sealed",
-        "Old checkpoints are deleted before the new one is sealed, so that a kill between them leaves none.",
+        "Old checkpoints are deleted before the new one is sealed, "
+        "so that a kill between them leaves none.",
         "runner/training/checkpoint.py",
         "            seal(folder, dict(entries))\n"
         "            if self.set_status:\n"
@@ -481,7 +491,8 @@ DEFECTS = (
     ),
     Defect(
         "resume_without_optimizer",
-        "Checkpoints hold the weights alone, so that a resume begins with a new optimizer and other random numbers.",
+        "Checkpoints hold the weights alone, "
+        "so that a resume begins with a new optimizer and other random numbers.",
         "runner/training/components/args.py",
         '    "save_total_limit": None,',
         '    "save_only_model": True,\n    "save_total_limit": None,',
@@ -497,7 +508,8 @@ DEFECTS = (
     ),
     Defect(
         "resume_takes_another_value",
-        "A field that every step reads is on the list of those that may change between a run and one that goes on.",
+        "A field that every step reads is on the list of those "
+        "that may change between a run and one that goes on.",
         "runner/schema/upstream/resumable_fields.py",
         '"hub_revision",',
         '"hub_revision", "weight_decay",',
@@ -612,13 +624,15 @@ DEFECTS = (
         "gae_without_mask",
         "What stands behind the end of a response counts for the advantages of its tokens.",
         "runner/ppo/arithmetic.py",
-        "    rewards_BR = torch.where(mask_BR, rewards_BR, 0)\n    values_BR = torch.where(mask_BR, values_BR, 0)\n",
+        "    rewards_BR = torch.where(mask_BR, rewards_BR, 0)\n"
+        "    values_BR = torch.where(mask_BR, values_BR, 0)\n",
         "",
         tests=("tests/test_ppo.py::test_what_stands_behind_a_row_does_not_change_its_advantages",),
     ),
     Defect(
         "kl_sign",
-        "The first estimate of the KL has the wrong sign, and the policy is paid for leaving its reference.",
+        "The first estimate of the KL has the wrong sign, "
+        "and the policy is paid for leaving its reference.",
         "runner/ppo/arithmetic.py",
         "        return -log_ratio\n",
         "        return log_ratio\n",
@@ -771,7 +785,8 @@ DEFECTS = (
     ),
     Defect(
         "rows_numbered_in_their_batch",
-        "A bad row is told by its place in a batch or among the shuffled rows, and not by that in the source.",
+        "A bad row is told by its place in a batch or among the shuffled rows, "
+        "and not by that in the source.",
         "runner/dataset/converted_rows.py",
         "[numbers_in_source[index] for index in indices]",
         "list(range(len(indices)))",
@@ -781,7 +796,8 @@ DEFECTS = (
     ),
     Defect(
         "csv_line_of_record",
-        "A bad record of a csv file is told by the number of records before it, although one may have several lines.",
+        "A bad record of a csv file is told by the number of records before it, "
+        "although one may have several lines.",
         "runner/dataset/scan_csv.py",
         "yield _to_row(record, header, path, begin, records.line_num)",
         "yield _to_row(record, header, path, begin, count + 1)",
@@ -805,7 +821,8 @@ DEFECTS = (
     ),
     Defect(
         "mixture_stops_early",
-        "A mixture ends when its smallest part has been seen, and throws the rest of the others away.",
+        "A mixture ends when its smallest part has been seen, "
+        "and throws the rest of the others away.",
         "runner/dataset/mix.py",
         'stopping_strategy="all_exhausted"',
         'stopping_strategy="first_exhausted"',
@@ -820,7 +837,8 @@ DEFECTS = (
         "runner/dataset/weighed_rows.py",
         "pack_dataset(rows.select_columns(columns), seq_length, strategy)",
         'pack_dataset(rows.select_columns(["input_ids", "labels"]), seq_length, strategy)\n'
-        "    packed = packed.add_column(WEIGHTS, [[1.0] * len(ids) for ids in packed['input_ids']])",
+        "    packed = packed.add_column(WEIGHTS, "
+        "[[1.0] * len(ids) for ids in packed['input_ids']])",
         tests=("tests/test_weigh.py::test_packed_rows_keep_the_weight_of_each_token",),
     ),
     Defect(
@@ -948,7 +966,8 @@ DEFECTS = (
     ),
     Defect(
         "tracker_keeps_retaken_steps",
-        "Figures of steps that are taken again after a resume are in the event files of TensorBoard twice.",
+        "Figures of steps that are taken again after a "
+        "resume are in the event files of TensorBoard twice.",
         "runner/tracker/tensorboard.py",
         "purge_step=first_step)",
         "purge_step=None)",
@@ -1057,9 +1076,11 @@ DEFECTS = (
     ),
     Defect(
         "imported_beta_misplaced",
-        "The beta of Axolotl is written as the trainer's own field where the whole menu sweeps kl_coef.",
+        "The beta of Axolotl is written as the trainer's "
+        "own field where the whole menu sweeps kl_coef.",
         "runner/config/dialects/axolotl.yaml",
-        '    - {trainer: [dpo, kto, grpo], convert: number, to: kl_coef, why: "the beta of {trainer}"}\n',
+        "    - {trainer: [dpo, kto, grpo], convert: number, "
+        'to: kl_coef, why: "the beta of {trainer}"}\n',
         "",
         tests=(
             "tests/test_import.py::test_axolotl_dpo",
@@ -1126,7 +1147,8 @@ DEFECTS = (
     ),
     Defect(
         "another_default",
-        "The runner gives a field of TRL's a default of its own, too near to TRL's for the golden losses to tell.",
+        "The runner gives a field of TRL's a default of its own, "
+        "too near to TRL's for the golden losses to tell.",
         "runner/training/components/args.py",
         '    "project": "runner",  # in trackio\n',
         '    "project": "runner",\n    "adam_epsilon": 1.0001e-8,\n',
@@ -1136,7 +1158,8 @@ DEFECTS = (
     ),
     Defect(
         "order_of_nobody",
-        "The order of rows that are grouped by length is drawn from whatever state torch's generator has.",
+        "The order of rows that are grouped by length is "
+        "drawn from whatever state torch's generator has.",
         "runner/training/components/row_order.py",
         "sampler.generator = torch.Generator().manual_seed(seed + int(state.epoch or 0))",
         "sampler.generator = None",

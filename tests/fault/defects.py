@@ -99,14 +99,14 @@ def run_tests(copy: Path, tests: Sequence[str], seconds: float) -> Outcome:
     environment |= {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
     with (
         tempfile.TemporaryDirectory(prefix="defect-tests-") as place,
-        open(Path(place) / "said", "w+") as said,
+        open(Path(place) / "said", "w+") as output,
     ):
         words = [sys.executable, "-m", "pytest", *OPTIONS, f"--basetemp={place}/tmp", *tests]
         child = subprocess.Popen(
             words,
             cwd=copy,
             env=environment,
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
@@ -118,8 +118,8 @@ def run_tests(copy: Path, tests: Sequence[str], seconds: float) -> Outcome:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-        said.seek(0)
-        text = said.read()
+        output.seek(0)
+        text = output.read()
     spent = time.monotonic() - began
     if code is None:
         return Outcome((), spent, f"no end after {seconds:.0f} s")
@@ -136,9 +136,9 @@ def run_tests(copy: Path, tests: Sequence[str], seconds: float) -> Outcome:
 def choose(words: Sequence[str]) -> list[Defect]:
     """The defects whose name or file holds one of the words; all of them without any."""
     return [
-        each
-        for each in DEFECTS
-        if not words or any(word in f"{each.name} {each.file}" for word in words)
+        defect
+        for defect in DEFECTS
+        if not words or any(word in f"{defect.name} {defect.file}" for word in words)
     ]
 
 
@@ -150,7 +150,7 @@ def tests_for(defect: Defect, *, slow: bool) -> tuple[str, ...]:
 def check(defects: Sequence[Defect], asked: argparse.Namespace) -> int:
     """Plant each defect and print which tests fail; 1 where one is not caught, or a test fails without any defect."""
     instead = ["tests"] if asked.all_tests else asked.tests
-    chosen = {each.name: instead or tests_for(each, slow=asked.slow) for each in defects}
+    chosen = {defect.name: instead or tests_for(defect, slow=asked.slow) for defect in defects}
     lost = []
     with tempfile.TemporaryDirectory(prefix="defects-") as place:
         copy = copy_checkout(Path(place), ROOT)
@@ -198,7 +198,7 @@ def main(words: Sequence[str]) -> int:
     defects = choose(asked.names)
     if not defects:
         parser.error(
-            f"no defect of that name; there are {', '.join(each.name for each in DEFECTS)}"
+            f"no defect of that name; there are {', '.join(defect.name for defect in DEFECTS)}"
         )
     return check(defects, asked)
 

@@ -86,10 +86,11 @@ def on_a_small_disk(words: list[str]) -> int:
     facts["torn"] = [
         str(path) for path in outputs.glob("*/**/checkpoint-*") if path.is_dir() and is_torn(path)
     ]
-    facts["sealed"] = [path.name for run in runs for path in sealed_checkpoints(run.checkpoints)]
-    facts["damaged"] = [
-        path.name for run in runs for path in sealed_checkpoints(run.checkpoints) if damage_of(path)
-    ]
+    sealed = []
+    for run in runs:
+        sealed += sealed_checkpoints(run.checkpoints)
+    facts["sealed"] = [path.name for path in sealed]
+    facts["damaged"] = [path.name for path in sealed if damage_of(path)]
     facts["state"] = runs[0].status()["state"] if runs else "none"
     (outputs / "ballast").unlink(missing_ok=True)
     facts["second"] = forked(words, None, outputs)
@@ -135,12 +136,12 @@ def door() -> Callable[[list[str]], int]:
 def mount(folder: Path, size: int) -> None:
     """Put a small disk over a folder, seen by this process and its children only."""
     libc = ctypes.CDLL(None, use_errno=True)
-    own = os.getuid(), os.getgid()
+    user = os.getuid(), os.getgid()
     if libc.unshare(CLONE_NEWNS) and libc.unshare(CLONE_NEWNS | CLONE_NEWUSER) == 0:
         for name, line in (
             ("setgroups", "deny"),
-            ("uid_map", f"0 {own[0]} 1"),
-            ("gid_map", f"0 {own[1]} 1"),
+            ("uid_map", f"0 {user[0]} 1"),
+            ("gid_map", f"0 {user[1]} 1"),
         ):
             Path(f"/proc/self/{name}").write_text(line)
     libc.mount(b"none", b"/", None, MS_PRIVATE | MS_REC, None)
@@ -152,10 +153,10 @@ def can_mount() -> bool:
     """Whether a small disk can be had on this machine."""
     code = "import disk, sys, pathlib; disk.mount(pathlib.Path(sys.argv[1]), 1 << 20)"
     with tempfile.TemporaryDirectory() as folder:
-        own = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{TESTS}:{TESTS.parent}"}
+        variables = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{TESTS}:{TESTS.parent}"}
         return (
             subprocess.run(
-                [sys.executable, "-c", code, folder], env=own, capture_output=True
+                [sys.executable, "-c", code, folder], env=variables, capture_output=True
             ).returncode
             == 0
         )
@@ -163,10 +164,10 @@ def can_mount() -> bool:
 
 def fill_at(asked: dict, outputs: Path) -> None:
     """Leave so many bytes free from the instant on at which a file is touched for the n-th time."""
-    seen, done = 0, False
+    writes, done = 0, False
 
     def hook(event: str, arguments: tuple) -> None:
-        nonlocal seen, done
+        nonlocal writes, done
         if event not in TOUCHES or done:
             return
         path = _path(event, arguments)
@@ -175,8 +176,8 @@ def fill_at(asked: dict, outputs: Path) -> None:
             and path.startswith(str(outputs))
             and re.search(asked["pattern"], f"{event} {path}")
         ):
-            seen += 1
-            if seen == asked["count"]:
+            writes += 1
+            if writes == asked["count"]:
                 done = True
                 fill(outputs / "ballast", asked["free"])
 
@@ -274,8 +275,8 @@ class Whole:
     def differs(self, place: Place, second: dict, left_out: set[str] = frozenset()) -> str:
         if second["code"]:
             return f"the second time: exit code {second['code']}: {second['text'][-400:]}"
-        found = run_files(place.run)
-        names = sorted(key for key in self.wanted | found if self.wanted.get(key) != found.get(key))
+        files = run_files(place.run)
+        names = sorted(key for key in self.wanted | files if self.wanted.get(key) != files.get(key))
         names = [name for name in names if name not in left_out]
         shutil.rmtree(place.folder)
         return f"differs in {', '.join(names)}" if names else ""
@@ -316,23 +317,24 @@ def told_of(name: str, cases: dict[str, tuple[bool, str]]) -> int:
     bad = {case: text for case, (_, text) in cases.items() if text}
     hit = sum(hit for hit, _ in cases.values())
     print(
-        f"{name:<9} {hit:>4} of {len(cases):>4} met a full disk, {len(cases) - len(bad):>4} as promised",
+        f"{name:<9} {hit:>4} of {len(cases):>4} met a full disk, "
+        f"{len(cases) - len(bad):>4} as promised",
         flush=True,
     )
     print("".join(f"          {case}: {text}\n" for case, text in bad.items()), end="")
     return len(bad)
 
 
-def every_write(whole: Whole, most: int) -> dict[str, tuple[bool, str]]:
+def every_write(full_run: Whole, most: int) -> dict[str, tuple[bool, str]]:
     """Each k of each call, until the save has no more of them."""
-    found = {}
+    outcomes = {}
     for call in CALLS:
         for number in range(1, most + 1):
-            hit, bad = whole.injected(call, number)
+            hit, bad = full_run.injected(call, number)
             if not hit and not bad:
                 break
-            found[f"{call} {number}"] = (hit, bad)
-    return found
+            outcomes[f"{call} {number}"] = (hit, bad)
+    return outcomes
 
 
 def main() -> int:
@@ -346,21 +348,26 @@ def main() -> int:
         return 1
     with tempfile.TemporaryDirectory() as folder:
         warm = Warm(Path(folder) / "warm")
-        whole = Whole(Path(folder), warm)
+        full_run = Whole(Path(folder), warm)
         sizes = SIZES[:: max(1, len(SIZES) // asked.count)][: asked.count]
         bad += told_of(
-            "sizes", {f"{n:.2f}": whole.filled(RECORD, 1, int(n * whole.checkpoint)) for n in sizes}
+            "sizes",
+            {f"{n:.2f}": full_run.filled(RECORD, 1, int(n * full_run.checkpoint)) for n in sizes},
         )
         instants = dict(list(INSTANTS.items())[: asked.count])
-        bad += told_of("instants", {name: whole.filled(*at, 0) for name, at in instants.items()})
+        bad += told_of(
+            "instants", {name: full_run.filled(*instant, 0) for name, instant in instants.items()}
+        )
         if shutil.which("strace"):
-            bad += told_of("writes", every_write(whole, asked.count))
+            bad += told_of("writes", every_write(full_run, asked.count))
         plain = [
-            whole.control(int(n * whole.checkpoint)) for n in sizes[:: 1 if asked.count < 26 else 3]
+            full_run.control(int(n * full_run.checkpoint))
+            for n in sizes[:: 1 if asked.count < 26 else 3]
         ]
         lost = sum(end.startswith("lost") for end in plain)
         print(
-            f"control   {len(plain)} sizes: {', '.join(f'{plain.count(end)} {end}' for end in dict.fromkeys(plain))}"
+            f"control   {len(plain)} sizes: "
+            f"{', '.join(f'{plain.count(end)} {end}' for end in dict.fromkeys(plain))}"
         )
         warm.close()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -112,8 +112,8 @@ def differences(run: Run, folder: Path) -> list[str]:
     """The losses and the weights in which a finished run differs from the script; none if they are the same bits."""
     losses, weights = train_plainly(run.cfg, folder)
     ours = load_file(run.model / "model.safetensors")
-    found = [line["loss"] for line in read_metrics(run.metrics) if "loss" in line]
-    lines = [f"losses {found} and {losses}"] if found != losses else []
+    losses_found = [line["loss"] for line in read_metrics(run.metrics) if "loss" in line]
+    lines = [f"losses {losses_found} and {losses}"] if losses_found != losses else []
     names = sorted({*ours, *weights})
     return lines + [
         name
@@ -125,7 +125,7 @@ def differences(run: Run, folder: Path) -> list[str]:
 def main(trainers: list[str]) -> int:
     from runner.__main__ import main as command
 
-    known = [name for name in ON_CPU if TRAINERS[name]["_target_"].startswith("trl.")]
+    trainer_names = [name for name in ON_CPU if TRAINERS[name]["_target_"].startswith("trl.")]
     few = [
         "trainer.args.max_steps=3",
         "trainer.args.logging_steps=1",
@@ -141,16 +141,16 @@ def main(trainers: list[str]) -> int:
             )
             return None if code else Run(next(Path(place, name).glob("*-*")))
 
-        for name in trainers or known:
-            more = needed(name)
+        for name in trainers or trainer_names:
+            settings = needed(name)
             if name == "a2po":  # it samples answers of held-out rows before it trains
-                more += ("dataset.split.eval=null",)
+                settings += ("dataset.split.eval=null",)
             if "teacher_model" in TRAINERS[name]:
-                more = needed(name, train("sft", "learning_rate=1e-2").model)
-            run = train(name, *more)
-            found = differences(run, Path(place, f"{name}-plain")) if run else ["it failed"]
-            bad += bool(found)
-            print(f"{name:<14}{'; '.join(found[:3]) or 'the same bits'}", flush=True)
+                settings = needed(name, train("sft", "learning_rate=1e-2").model)
+            run = train(name, *settings)
+            differing = differences(run, Path(place, f"{name}-plain")) if run else ["it failed"]
+            bad += bool(differing)
+            print(f"{name:<14}{'; '.join(differing[:3]) or 'the same bits'}", flush=True)
     return bad
 
 

@@ -112,19 +112,19 @@ def read_way(told: Told, text: str, words: tuple[str, ...]) -> Way:
     if not WORD.fullmatch(program.strip("'\"")) and not text.startswith(PYTHON):
         return Way(text, "sentence")
     parts = shlex.split(text.replace(SAME_WORDS, shlex.join(words)))
-    wrong = "".join(found[1] or "" for found in UNQUOTED.finditer(text.replace(SAME_WORDS, "")))
+    wrong = "".join(match[1] or "" for match in UNQUOTED.finditer(text.replace(SAME_WORDS, "")))
     if text.startswith(PYTHON):
         return Way(text, "command", tuple(parts[3:]), wrong=wrong)
     if not all(map(WORD.fullmatch, parts)):
         return Way(text, "sentence")
-    given = {word.partition("=")[2] for word in words if key_of(word) == told.where}
+    typed_values = {word.partition("=")[2] for word in words if key_of(word) == told.where}
     # of one word for another, or of none that is known
     values = {part.partition("=")[2] for part in parts}
-    renames = values == given or bool(
+    renames = values == typed_values or bool(
         re.search("no such (key|field)|has no such|no option", told.found)
     )
     # which keys below it take the place of
-    is_list = any(value.startswith(("[", "{")) for value in given)
+    is_list = any(value.startswith(("[", "{")) for value in typed_values)
     inside = is_list and any(key_of(part).startswith(f"{told.where}.") for part in parts)
     keys = {key_of(part) for part in parts} | ({told.where} if renames or inside else set())
     words = without(told, words)
@@ -174,11 +174,8 @@ def judge(told: Told, faults: Sequence[Told], way: Way, outcome: bad_input.Outco
     again = read_faults(outcome.text)
     if any((fault.where, fault.found) == (told.where, told.found) for fault in again):
         return "the same fault again"
-    if new := [
-        fault
-        for fault in again
-        if (fault.where, fault.found) not in {(each.where, each.found) for each in faults}
-    ]:
+    known = {(fault.where, fault.found) for fault in faults}
+    if new := [fault for fault in again if (fault.where, fault.found) not in known]:
         return f"another fault: {new[0].where}: {new[0].found} -> {new[0].fix}"
     return "" if again else f"exit {outcome.code}: {outcome.text.strip()[-300:]}"
 
@@ -217,8 +214,8 @@ class Typist:
 
             files["typed.txt"] = change
         late = case.late or not is_training(way.words)
-        more = () if not is_training(way.words) else STEP if case.late else ("--dry-run",)
-        words = (*more, *way.words) if case.late else (*way.words, *more)
+        extra = () if not is_training(way.words) else STEP if case.late else ("--dry-run",)
+        words = (*extra, *way.words) if case.late else (*way.words, *extra)
         environment = {**case.environment, **way.variables}
         outcome = self.say(
             replace(case, words=words, files=files, environment=environment, late=late)
@@ -237,13 +234,19 @@ class Counts:
         self.failed += bool(wrong)
         if wrong or self.verbose:
             verdict, typed = "MISS" if wrong else "ok", shlex.join(words)[:300]
-            text = f"{verdict:<4} {name}: {typed}\n       {told.where}: {told.found}\n       type {way.text}\n"
+            text = (
+                f"{verdict:<4} {name}: {typed}\n"
+                f"       {told.where}: {told.found}\n       type {way.text}\n"
+            )
             # whatever a test captures
             print(f"{text}       {way.kind} {wrong}", file=sys.__stdout__, flush=True)
 
     def __str__(self) -> str:
-        others = ", ".join(f"{self.kinds[kind]} {kind}" for kind in UNTYPED)
-        return f"{sum(self.kinds[kind] for kind in TYPED)} ways typed, {self.failed} failed; not typed: {others}"
+        untyped = ", ".join(f"{self.kinds[kind]} {kind}" for kind in UNTYPED)
+        return (
+            f"{sum(self.kinds[kind] for kind in TYPED)} ways typed, "
+            f"{self.failed} failed; not typed: {untyped}"
+        )
 
 
 # --- As a plugin of pytest: the faults that tests meet ----------------------------------------------
@@ -298,20 +301,20 @@ def try_all(
     for told in faults:
         for way in read_ways(told, words):
             is_tried = way.kind in TYPED and not way.shell and not way.variables
-            more = ["--dry-run"] if is_training(way.words) and "--dry-run" not in way.words else []
-            wrong = judge(told, faults, way, again([*way.words, *more])) if is_tried else ""
+            extra = ["--dry-run"] if is_training(way.words) and "--dry-run" not in way.words else []
+            wrong = judge(told, faults, way, again([*way.words, *extra])) if is_tried else ""
             count(os.environ.get("PYTEST_CURRENT_TEST", ""), words, told, way, wrong)
 
 
 def fork_main(real: Callable[[list[str]], int], words: Sequence[str]) -> bad_input.Outcome:
     """The command in a fork of this process, in its working folder."""
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         child = os.fork()
         if child == 0:
             code = 1
             try:
                 for number in (1, 2):
-                    os.dup2(said.fileno(), number)
+                    os.dup2(output.fileno(), number)
                 sys.stdout, sys.stderr = (
                     os.fdopen(number, "w", closefd=False) for number in (1, 2)
                 )
@@ -321,9 +324,9 @@ def fork_main(real: Callable[[list[str]], int], words: Sequence[str]) -> bad_inp
                 sys.stderr.flush()
                 os._exit(code)
         _, status = os.waitpid(child, 0)
-        said.seek(0)
+        output.seek(0)
         return bad_input.Outcome(
-            os.waitstatus_to_exitcode(status), said.read().decode(errors="replace")
+            os.waitstatus_to_exitcode(status), output.read().decode(errors="replace")
         )
 
 

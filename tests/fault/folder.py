@@ -118,14 +118,17 @@ def misses_of_pair(place: Place, kills: bool) -> Iterator[str]:
     words, began = (*QUICK, *HELD), datetime.now(UTC) - timedelta(seconds=1)
     pair = [place.start(words), place.start(words)]
     loser = first_ended(pair)
-    (winner,) = [each for each in pair if each is not loser]
+    (winner,) = [start for start in pair if start is not loser]
     done = loser.wait()
     wanted = rf"held by pid {winner.pid} on {re.escape(socket.gethostname())} since (\S+)"
-    found = re.search(wanted, done.stderr)
-    if done.returncode != 4 or not found:
-        yield f"the second left with {done.returncode} and said {done.stderr[-300:]!r}; the first was {winner.pid}"
-    elif not began <= datetime.fromisoformat(found[1]) <= datetime.now(UTC):
-        yield f"since {found[1]}, and it began at {began}"
+    match = re.search(wanted, done.stderr)
+    if done.returncode != 4 or not match:
+        yield (
+            f"the second left with {done.returncode} and said "
+            f"{done.stderr[-300:]!r}; the first was {winner.pid}"
+        )
+    elif not began <= datetime.fromisoformat(match[1]) <= datetime.now(UTC):
+        yield f"since {match[1]}, and it began at {began}"
     if winner.ended():
         yield f"neither goes on: {winner.wait().stderr[-300:]}"
     if kills:
@@ -134,16 +137,19 @@ def misses_of_pair(place: Place, kills: bool) -> Iterator[str]:
     (place.folder / "held").unlink()
     code, after = winner.wait().returncode, place.start(words).wait()
     if code != (-9 if kills else 0) or after.returncode:
-        yield f"the first left with {code}, and the next start with {after.returncode}: {after.stderr[-300:]}"
+        yield (
+            f"the first left with {code}, "
+            f"and the next start with {after.returncode}: {after.stderr[-300:]}"
+        )
     if len(folders := runs_in(place)) != 1 or state_of(folders[0]) != "finished":
         yield f"left {folders}"
 
 
 def first_ended(pair: list[Started]) -> Started:
     while True:
-        for each in pair:
-            if each.ended():
-                return each
+        for start in pair:
+            if start.ended():
+                return start
         time.sleep(0.02)
 
 
@@ -154,7 +160,7 @@ def runs_in(place: Place) -> list[Path]:
 def control(root: Path, warm: Warm) -> int:
     """How many of two plain trainers in one folder are refused."""
     place = make_place(root, "plain", warm, "plain:main")
-    return sum(each.wait().returncode != 0 for each in [place.start(()), place.start(())])
+    return sum(process.wait().returncode != 0 for process in [place.start(()), place.start(())])
 
 
 # --- Starts ---------------------------------------------------------------------------------------------------------
@@ -164,17 +170,18 @@ def misses_of_starts(root: Path, warm: Warm, count: int, chance: random.Random) 
     """Each seed that did not get one folder with its own files, in which one of its two commands started."""
     place = make_place(root, "starts", warm, "folder:when_all_may")
     words = (*QUICK, "launcher._target_=mine.note", "allow=[mine]")
-    started = [
-        (seed, place.start((*words, f"seed={seed}"))) for seed in range(count) for _ in range(2)
-    ]
+    started = []
+    for seed in range(count):
+        command = (*words, f"seed={seed}")
+        started += [(seed, place.start(command)), (seed, place.start(command))]
     (place.folder / "go").touch()
     codes: dict[int, list[int]] = {}
-    for seed, each in started:
-        codes.setdefault(seed, []).append(each.wait().returncode)
-    found = {Run(folder).cfg["seed"]: Run(folder) for folder in runs_in(place)}
-    if len(runs_in(place)) != count or set(found) != set(range(count)):
-        yield f"{len(runs_in(place))} folders, of the seeds {sorted(found)}"
-    for seed, run in found.items():
+    for seed, process in started:
+        codes.setdefault(seed, []).append(process.wait().returncode)
+    run_of_seed = {Run(folder).cfg["seed"]: Run(folder) for folder in runs_in(place)}
+    if len(runs_in(place)) != count or set(run_of_seed) != set(range(count)):
+        yield f"{len(runs_in(place))} folders, of the seeds {sorted(run_of_seed)}"
+    for seed, run in run_of_seed.items():
         noted = (run.folder / "noted").read_text().split()
         named = (
             run.folder.name.endswith(key_of(run.cfg))
@@ -229,10 +236,10 @@ def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
 def misses_of_driver(root: Path, warm: Warm, count: int, chance: random.Random) -> Iterator[str]:
     """Each killed driver of which something lives on, and what a stranger gets of it."""
     place = make_place(root, "driver", warm)
-    others = set(below(warm))
+    before = set(below(warm))
     began = time.monotonic()
     done = place.start(SWEEP).wait()
-    whole = time.monotonic() - began
+    seconds = time.monotonic() - began
     if done.returncode:
         yield f"undisturbed it left with {done.returncode}: {done.stderr[-300:]}"
     told = root / "stranger"
@@ -251,16 +258,18 @@ def misses_of_driver(root: Path, warm: Warm, count: int, chance: random.Random) 
         place = make_place(root, f"driver-{number}", warm)
         workers = (f"trainer.args.dataloader_num_workers={number % 2}",)
         driver = place.start((*SWEEP, *workers))
-        time.sleep(moment := chance.uniform(0, whole))
+        time.sleep(moment := chance.uniform(0, seconds))
         driver.send(9)
         driver.wait()
-        if left := left_of(warm, others):
-            yield f"driver {number}, killed after {moment:.2f} s: {left} live on"
+        if remains := left_of(warm, before):
+            yield f"driver {number}, killed after {moment:.2f} s: {remains} live on"
         if number == count - 1 and (done := place.start((*SWEEP, *workers)).wait()).returncode:
             yield f"started again it left with {done.returncode}: {done.stderr[-300:]}"
         shutil.rmtree(place.folder)
     if stranger.poll() is not None or told.exists():
-        yield f"a stranger got a signal: {told.read_text() if told.exists() else stranger.returncode}"
+        yield (
+            f"a stranger got a signal: {told.read_text() if told.exists() else stranger.returncode}"
+        )
     stranger.kill()
     stranger.communicate()
 
@@ -270,12 +279,14 @@ def below(warm: Warm) -> list[psutil.Process]:
     return psutil.Process(warm.process.pid).children(recursive=True)
 
 
-def left_of(warm: Warm, others: set[psutil.Process]) -> list[str]:
+def left_of(warm: Warm, before: set[psutil.Process]) -> list[str]:
     """What still lives below this process when its time is over, but for others that were there before."""
     deadline = time.monotonic() + SECONDS
-    while left := [each for each in below(warm) if each not in others and lives(each)]:
+    while living := [
+        process for process in below(warm) if process not in before and lives(process)
+    ]:
         if time.monotonic() > deadline:
-            return [" ".join(each.cmdline()) for each in left if lives(each)]
+            return [" ".join(process.cmdline()) for process in living if lives(process)]
         time.sleep(0.05)
     return []
 

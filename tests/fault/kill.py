@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -74,7 +75,10 @@ TRAINERS = {
     "lora": ("trainer=sft", "peft=lora", "peft.lora_dropout=0.1", "metric=none"),
 }
 # More than one run, or more than one process: the words of a chain stand in a file.
-CHAIN = "# @package _global_\nname: run\nstages:\n  sft: [trainer=sft]\n  dpo: [trainer=dpo, 'model.path=${run:sft}']\n"
+CHAIN = (
+    "# @package _global_\nname: run\nstages:\n  sft: [trainer=sft]\n"
+    "  dpo: [trainer=dpo, 'model.path=${run:sft}']\n"
+)
 TOGETHER = {
     "two": ("trainer=dpo", "metric=none", "model.path=start"),
     "stages": ("experiment=chain", "--config-dir", "conf", "metric=none"),
@@ -188,29 +192,29 @@ class Place:
 
     def start(self, words: tuple[str, ...], **instant) -> Started:
         """Start the command here; ``instant`` is when something happens to it."""
-        own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS.parent)}
-        own |= {"RUNNER_TEST_FSDP_ON_CPU": "1"} if "strategy=fsdp2" in words else {}
-        at = Instant(str(self.root), **instant) if instant else None
-        beside = Instant(str(self.root), synced=at.synced) if at else None
-        environment = {**os.environ, **own}
+        variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS.parent)}
+        variables |= {"RUNNER_TEST_FSDP_ON_CPU": "1"} if "strategy=fsdp2" in words else {}
+        instant_of_kill = Instant(str(self.root), **instant) if instant else None
+        beside = Instant(str(self.root), synced=instant_of_kill.synced) if instant_of_kill else None
+        environment = {**os.environ, **variables}
         if self.processes == 1:
-            return self.warm.start([*words], self.folder, environment, at, self.door)
-        first, other = [environment | world for world in world_of_two()]
-        self.others = [self.warm.start([*words], self.folder, other, beside, self.door)]
-        return self.warm.start([*words], self.folder, first, at, self.door)
+            return self.warm.start([*words], self.folder, environment, instant_of_kill, self.door)
+        first, second = [environment | world for world in world_of_two()]
+        self.others = [self.warm.start([*words], self.folder, second, beside, self.door)]
+        return self.warm.start([*words], self.folder, first, instant_of_kill, self.door)
 
     def wait(self, started: Started) -> subprocess.CompletedProcess:
         """The end of a command, and of those that train as one with it, which go where it goes."""
         done = started.wait()
-        for other in self.others:
+        for companion in self.others:
             if done.returncode == -9:
-                other.send(9)
-            other.wait()
+                companion.send(9)
+            companion.wait()
         return done
 
     def records(self) -> dict[str, object]:
         """All that the runs of this folder leave, by a name; see :func:`run_files`."""
-        found = {}
+        records = {}
         for folder in (path.parent for path in sorted(self.folder.glob("outputs/*/*/config.yaml"))):
             files = run_files(Run(folder))
             last = sealed_checkpoints(Run(folder).checkpoints)[-1].name
@@ -221,10 +225,10 @@ class Place:
                 for name in files["names"]
                 if last in name or not name.startswith("checkpoints/c")
             ]
-            found |= {
+            records |= {
                 f"{folder.relative_to(self.folder)} {name}": value for name, value in files.items()
             }
-        return found
+        return records
 
     @property
     def run(self) -> Run:
@@ -232,11 +236,11 @@ class Place:
 
     def torn(self) -> bool:
         """Whether a save was cut off: a checkpoint without a seal, or one that was about to go."""
-        found = self.folder.glob("outputs/**/*checkpoint-*")
-        own = SEAL if self.door == DOOR else "trainer_state.json"
+        checkpoints = self.folder.glob("outputs/**/*checkpoint-*")
+        seal_name = SEAL if self.door == DOOR else "trainer_state.json"
         return any(
-            path.is_dir() and (path.name.startswith(".") or not (path / own).exists())
-            for path in found
+            path.is_dir() and (path.name.startswith(".") or not (path / seal_name).exists())
+            for path in checkpoints
         )
 
 
@@ -317,9 +321,8 @@ def run_files(run: Run) -> dict[str, object]:
     Left out is what holds the clock or the place of the run.
     """
     checkpoint = sealed_checkpoints(run.checkpoints)[-1]
-    files = [
-        path for folder in (run.model, checkpoint) for path in folder.rglob("*") if path.is_file()
-    ]
+    paths = itertools.chain(run.model.rglob("*"), checkpoint.rglob("*"))
+    files = [path for path in paths if path.is_file()]
     clocks = ("training_args.bin", "trainer_state.json", SEAL, ".metadata")
     found: dict[str, object] = {
         str(path.relative_to(run.folder)): content(path)
@@ -380,17 +383,17 @@ def punish(
     words = (*SHARED, *TOGETHER[trainer]) if trainer in TOGETHER else TOYS.get(trainer, ())
     words = words or (*WORDS, *(TRAINERS | SPREAD)[trainer])
     processes = 2 if trainer in ("two", *SPREAD) else 1
-    more = {"dropout": 0.1 if trainer in DROPOUT else 0.0, "processes": processes}
-    whole = Place(root / trainer, root, warm, **more)
-    touches, total = unbroken(whole, words), Tally()
-    wanted = whole.records()
+    settings = {"dropout": 0.1 if trainer in DROPOUT else 0.0, "processes": processes}
+    uninterrupted = Place(root / trainer, root, warm, **settings)
+    touches, total = unbroken(uninterrupted, words), Tally()
+    wanted = uninterrupted.records()
     while total.kills < kills:
-        place = Place(root / f"{trainer}-{total.runs}", root, warm, **more)
+        place = Place(root / f"{trainer}-{total.runs}", root, warm, **settings)
         tally = storm(place, words, touches, min(most, kills - total.kills), chance, power)
         if tally.finished:
-            found = place.records()
+            records = place.records()
             differing = sorted(
-                name for name in wanted | found if wanted.get(name) != found.get(name)
+                name for name in wanted | records if wanted.get(name) != records.get(name)
             )
             tally.equal = not differing
             tally.missed += (
@@ -404,13 +407,15 @@ def punish(
 
 def control(kills: int, root: Path, warm: Warm, chance: random.Random) -> Tally:
     """The same with TRL's own trainer; see ``plain``."""
-    whole = Place(root / "plain", root, warm, "plain:main")
-    touches, total = unbroken(whole, ()), Tally()
+    uninterrupted = Place(root / "plain", root, warm, "plain:main")
+    touches, total = unbroken(uninterrupted, ()), Tally()
     weights = "outputs/plain/model/model.safetensors"
     while total.kills < kills:
         place = Place(root / f"plain-{total.runs}", root, warm, "plain:main")
         tally = storm(place, (), touches, 1, chance)
-        same = tally.finished and sha256(place.folder / weights) == sha256(whole.folder / weights)
+        same = tally.finished and sha256(place.folder / weights) == sha256(
+            uninterrupted.folder / weights
+        )
         tally.equal = bool(same)
         _add(total, tally)
         shutil.rmtree(place.folder)
@@ -442,7 +447,8 @@ def main() -> int:
         root = (asked.keep or Path(folder)).absolute()
         warm, chance = Warm(root / "warm"), random.Random(asked.seed)
         print(
-            f"{'':<8} {'kills':>6} {'inside a save':>14} {'runs':>6} {'finished':>9} {'bit-equal':>10}"
+            f"{'':<8} {'kills':>6} {'inside a save':>14} "
+            f"{'runs':>6} {'finished':>9} {'bit-equal':>10}"
         )
         for trainer in trainers:
             tallies[trainer] = punish(

@@ -92,24 +92,26 @@ class Kind:
         few = FEW.split() + ([f"trainer.args.{length}={SHORT}"] if length else [])
         groups = config and "num_generations" in config.parameters and self.trainer != "ppo"
         few += ["trainer.args.num_generations=2"] * bool(groups)
-        own = shlex.split(self.own)
-        changed = {word.partition("=")[0].lstrip("+") for word in own}
+        split = shlex.split(self.own)
+        changed = {word.partition("=")[0].lstrip("+") for word in split}
         few = [word for word in few if word.partition("=")[0] not in changed]
         rows = (
             []
             if any(key == "dataset" or key.startswith("dataset.form") for key in changed)
             else ["dataset=toy"]
         )
-        return [f"trainer={self.trainer}", *rows, *few, *needed(self.trainer), *own]
+        return [f"trainer={self.trainer}", *rows, *few, *needed(self.trainer), *split]
 
 
 def read_kinds() -> Iterator[Kind]:
     """Every kind of the file beside this one."""
     for family in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")):
         for trainer in family["trainers"]:
-            for name, given in family["kinds"].items():
+            for name, settings in family["kinds"].items():
                 words, refused = (
-                    (given["words"], given["refused"]) if isinstance(given, dict) else (given, "")
+                    (settings["words"], settings["refused"])
+                    if isinstance(settings, dict)
+                    else (settings, "")
                 )
                 yield Kind(trainer, name, words, refused)
 
@@ -215,19 +217,22 @@ def train(kind: Kind, processes: Queue[Warm], folder: Path) -> str:
     warm = processes.get()
     done = warm.run([*kind.words, f"name={name}"], folder, environment)
     processes.put(warm)
-    said = done.stderr[-4000:]
+    errors = done.stderr[-4000:]
     shutil.rmtree(folder / "outputs" / name, ignore_errors=True)
     if (
         kind.refused
         and done.returncode in (2, 5)
-        and kind.refused in said
-        and "Traceback" not in said
+        and kind.refused in errors
+        and "Traceback" not in errors
     ):
         return ""
     if not kind.refused and done.returncode == 0:
         return ""
-    end = said if done.returncode in (2, 3, 4, 5) else said[-800:]
-    return f"exit {done.returncode}{', expected: ' + kind.refused if kind.refused else ''}\n{end.strip()}"
+    end = errors if done.returncode in (2, 3, 4, 5) else errors[-800:]
+    return (
+        f"exit {done.returncode}{', expected: ' + kind.refused if kind.refused else ''}\n"
+        f"{end.strip()}"
+    )
 
 
 def main(words: list[str]) -> int:
@@ -239,7 +244,7 @@ def main(words: list[str]) -> int:
         write_rows(folder)
         os.chdir(folder)
         if "--compose" in words:
-            found = {kind: compose(kind) for kind in kinds}
+            composed = {kind: compose(kind) for kind in kinds}
         else:
             processes: Queue[Warm] = Queue()
             for number in range(2):
@@ -251,25 +256,26 @@ def main(words: list[str]) -> int:
                     next((folder / "outputs" / f"{made}_run").glob("*/model")), folder / made
                 )
             with ThreadPoolExecutor(2) as pool:
-                found = dict(
+                composed = dict(
                     zip(
                         kinds,
                         pool.map(lambda kind: train(kind, processes, folder), kinds),
                         strict=True,
                     )
                 )
-    for kind, text in found.items():
+    for kind, text in composed.items():
         if text:
             print(f"--- {kind.trainer}, {kind.name}: {' '.join(kind.words)}\n{text}", flush=True)
     tried, failed = (
         Counter(kind.trainer for kind in kinds),
-        Counter(kind.trainer for kind in found if found[kind]),
+        Counter(kind.trainer for kind in composed if composed[kind]),
     )
     refused = Counter(kind.trainer for kind in kinds if kind.refused)
     print("| trainer | kinds | refused in words | not as they should |\n|---|---|---|---|")
     for trainer, count in [*tried.items(), ("all", len(kinds))]:
         rows = (
-            sum(each.values()) if trainer == "all" else each[trainer] for each in (refused, failed)
+            sum(counts.values()) if trainer == "all" else counts[trainer]
+            for counts in (refused, failed)
         )
         print(f"| {trainer} | {count} | {' | '.join(map(str, rows))} |")
     return int(bool(failed))

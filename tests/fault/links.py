@@ -72,11 +72,11 @@ def leave_pipe(path: Path, elsewhere: Path) -> None:
 
 
 def leave_socket(path: Path, elsewhere: Path) -> None:
-    here = os.getcwd()
+    before = os.getcwd()
     os.chdir(path.parent)  # an address has 100 letters
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as made:
         made.bind(path.name)
-    os.chdir(here)
+    os.chdir(before)
 
 
 def leave_device(path: Path, elsewhere: Path) -> None:
@@ -167,14 +167,14 @@ def miss_of(warm: Warm, trained: Path, work: Path, verb: str, place: str, kind: 
     if code not in (0, 2, 3, 4, 5) or "Traceback" in text:
         return f"exit code {code}: {' '.join(text.split())[-160:]}"
     written = [
-        each
-        for each in work.rglob("*")
-        if each.is_file() and not each.is_symlink() and each.stat().st_nlink < 2
+        path
+        for path in work.rglob("*")
+        if path.is_file() and not path.is_symlink() and path.stat().st_nlink < 2
     ]
     shown = [
-        each.name
-        for each in written
-        if each.parent != elsewhere and SECRET.encode() in each.read_bytes()
+        path.name
+        for path in written
+        if path.parent != elsewhere and SECRET.encode() in path.read_bytes()
     ]
     # a file of this run as any other, as ``cp -al`` makes them: a copy may hold the same
     if kind == "second_name":
@@ -222,7 +222,8 @@ def main() -> int:
             if count % 500 == 0:
                 print(f"{count} cases so far, {len(misses)} missed", flush=True)
     print(
-        f"{count - len(misses)} of {count} cases: nothing elsewhere was written, emptied, deleted or shown"
+        f"{count - len(misses)} of {count} cases: "
+        "nothing elsewhere was written, emptied, deleted or shown"
     )
     return 1 if misses else 0
 

@@ -59,8 +59,8 @@ class Watched:
         """Print the medians of the second fifth and of the last one, and list what grew."""
         fifth = max(1, len(self.memory) // 5)
         (memory, more), (descriptors, others) = (
-            (median(each[fifth : 2 * fifth]), median(each[-fifth:]))
-            for each in (self.memory, self.descriptors)
+            (median(growth[fifth : 2 * fifth]), median(growth[-fifth:]))
+            for growth in (self.memory, self.descriptors)
         )
         print(
             f"{what}: {memory:.0f} -> {more:.0f} MB, {descriptors:.0f} -> {others:.0f} descriptors"
@@ -73,19 +73,19 @@ def run_watched(words: tuple[str, ...], folder: Path) -> tuple[Watched, list[str
     """Run the public command in a session and a folder for temporary files of its own; its figures and its faults."""
     temporary = folder / "temporary"
     temporary.mkdir(exist_ok=True)
-    there = set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
+    before = set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
     environment = os.environ | {
         "TMPDIR": str(temporary),
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": str(TESTS.parent),
     }
     watched = Watched()
-    with (folder / "said").open("w") as said:
+    with (folder / "said").open("w") as output:
         started = subprocess.Popen(
             [sys.executable, "-m", "runner", *words],
             cwd=folder,
             env=environment | {"OMP_NUM_THREADS": "1"},
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
@@ -98,9 +98,9 @@ def run_watched(words: tuple[str, ...], folder: Path) -> tuple[Watched, list[str
         else []
     )
     processes = [
-        each.parent.name
-        for each in Path("/proc").glob("[0-9]*/stat")
-        if _session(each) == started.pid
+        stat.parent.name
+        for stat in Path("/proc").glob("[0-9]*/stat")
+        if _session(stat) == started.pid
     ]
     faults += [f"processes are left: {processes}"] if processes else []
     # one a user
@@ -108,8 +108,8 @@ def run_watched(words: tuple[str, ...], folder: Path) -> tuple[Watched, list[str
         name for name in sorted(os.listdir(temporary)) if not name.startswith("torchinductor_")
     ]
     faults += [f"temporary files are left: {files[:5]}"] if files else []
-    left = set(os.listdir(SHARED_MEMORY)) - there if SHARED_MEMORY.is_dir() else set()
-    faults += [f"shared memory is left: {sorted(left)[:5]}"] if left else []
+    remains = set(os.listdir(SHARED_MEMORY)) - before if SHARED_MEMORY.is_dir() else set()
+    faults += [f"shared memory is left: {sorted(remains)[:5]}"] if remains else []
     return watched, faults
 
 
@@ -129,7 +129,8 @@ def try_sweep(jobs: int, folder: Path) -> list[str]:
         if '"finished"' in path.read_text()
     ]
     print(
-        f"sweep: {len(states)} of {jobs} jobs finished, {(time.monotonic() - started) / jobs:.1f} s each"
+        f"sweep: {len(states)} of {jobs} jobs finished, "
+        f"{(time.monotonic() - started) / jobs:.1f} s each"
     )
     faults += [] if len(states) == jobs else [f"{jobs - len(states)} jobs did not finish"]
     return faults + watched.faults("driver of the sweep")

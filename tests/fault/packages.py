@@ -38,7 +38,7 @@ def main() -> int:
     print(done.stdout)
     left_out = re.findall(r"^SKIPPED.*", done.stdout, re.M)
     print(f"{len(left_out)} left out", *left_out, sep="\n")
-    return done.returncode or int(any("not installed" in each for each in left_out))
+    return done.returncode or int(any("not installed" in reason for reason in left_out))
 
 
 if __name__ == "__main__":

@@ -46,12 +46,10 @@ def fitting_pairs() -> list[tuple[str, str]]:
     }
     # a mixture, the toy
     named = {name: form or "preference" for name, form in rows.items() if name not in UNNAMED}
-    return [
-        (trainer, name)
-        for trainer, form in trainers.items()
-        for name, rows in named.items()
-        if fits(rows, form)
-    ]
+    pairs = []
+    for trainer, form in trainers.items():
+        pairs += [(trainer, name) for name, rows in named.items() if fits(rows, form)]
+    return pairs
 
 
 def words_of(trainer: str, dataset: str) -> list[str]:
@@ -100,7 +98,8 @@ def main(words: list[str]) -> int:
                 print(done.stdout[-2000:], done.stderr[-3000:], sep="\n", flush=True)
         warm.close()
     print(
-        f"{len(pairs) - len(failed)} of {len(pairs)} pairs trained in {time.monotonic() - began:.0f} s"
+        f"{len(pairs) - len(failed)} of {len(pairs)} "
+        f"pairs trained in {time.monotonic() - began:.0f} s"
     )
     return int(bool(failed))
 

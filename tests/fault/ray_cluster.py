@@ -55,13 +55,13 @@ class Commands:
 
     def start(self, *words: str) -> subprocess.Popen:
         command = [sys.executable, "-m", "runner", *words]
-        given = {
+        settings = {
             "cwd": self.folder,
             "env": self.environment,
             "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE,
         }
-        return subprocess.Popen(command, text=True, start_new_session=True, **given)
+        return subprocess.Popen(command, text=True, start_new_session=True, **settings)
 
     def __call__(self, *words: str, code: int = 0) -> str:
         """What a command says; AssertionError where its exit code is another."""
@@ -95,19 +95,19 @@ class Commands:
         return sha256(run.model / "model.safetensors")
 
 
-def wait_for(seen: Callable[[], object], seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
-    while not seen():
+    while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
 
 
 def family(pid: int) -> list[int]:
     """The number of a process, its parent's, and so on, up to the raylet."""
-    found = [pid]
-    while b"raylet/raylet" not in Path(f"/proc/{found[-1]}/cmdline").read_bytes():
-        found.append(int(Path(f"/proc/{found[-1]}/stat").read_text().rpartition(")")[2].split()[1]))
-    return found
+    pids = [pid]
+    while b"raylet/raylet" not in Path(f"/proc/{pids[-1]}/cmdline").read_bytes():
+        pids.append(int(Path(f"/proc/{pids[-1]}/stat").read_text().rpartition(")")[2].split()[1]))
+    return pids
 
 
 def listening() -> set[str]:
@@ -125,8 +125,8 @@ def cluster_of(folder: Path, *cpus: int) -> Iterator[tuple[str, Any]]:
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False}
     )
-    for each in cpus[1:]:
-        cluster.add_node(num_cpus=each)
+    for cpu in cpus[1:]:
+        cluster.add_node(num_cpus=cpu)
     try:
         yield f"launcher.address={cluster.address}", cluster
     finally:
@@ -138,14 +138,14 @@ def case_one(run: Commands) -> str:
     before, token = listening(), Path.home() / ".ray"
     had = token.exists()
     process = run.start(*SHORT, MACHINE, "name=one")
-    wait_for(lambda: [each for each in run.runs("one") if held(each)])
-    more = {each.strip("[]").removeprefix("::ffff:") for each in listening() - before}
+    wait_for(lambda: [run_folder for run_folder in run.runs("one") if held(run_folder)])
+    opened = {address.strip("[]").removeprefix("::ffff:") for address in listening() - before}
     run.end(process)
-    assert more <= {"127.0.0.1", "::1"} and token.exists() == had, more
+    assert opened <= {"127.0.0.1", "::1"} and token.exists() == had, opened
     assert "finished" in run(*SHORT, MACHINE, "name=one")
     run(*SHORT, "name=alone")
     assert run.model("one") == run.model("alone")
-    return f"the bits of launcher=local; listens on {', '.join(more) or '127.0.0.1'} alone"
+    return f"the bits of launcher=local; listens on {', '.join(opened) or '127.0.0.1'} alone"
 
 
 def case_sweep(run: Commands) -> str:
@@ -155,8 +155,8 @@ def case_sweep(run: Commands) -> str:
     while process.poll() is None:
         most = max(most, sum(map(held, run.runs("four"))))
         time.sleep(0.2)
-    said = run.end(process)
-    assert "4 of 4 runs finished" in said, said
+    output = run.end(process)
+    assert "4 of 4 runs finished" in output, output
     assert most == 2, most
     return "4 of 4, at most 2 at a time"
 
@@ -171,10 +171,10 @@ def case_two_processes(run: Commands) -> str:
 
 def case_fails(run: Commands) -> str:
     """A run that fails, in a sweep of two: once."""
-    said = run("-m", "trainer.args.max_length=20,64", *SHORT, MACHINE, "name=fails", code=2)
-    states = sorted(each.status()["state"] for each in run.runs("fails"))
-    starts = [each.manifest()["starts"] for each in run.runs("fails")]
-    assert states == ["failed", "finished"] and "1 of 2 runs finished" in said, said
+    output = run("-m", "trainer.args.max_length=20,64", *SHORT, MACHINE, "name=fails", code=2)
+    states = sorted(run_folder.status()["state"] for run_folder in run.runs("fails"))
+    starts = [run_folder.manifest()["starts"] for run_folder in run.runs("fails")]
+    assert states == ["failed", "finished"] and "1 of 2 runs finished" in output, output
     assert starts == [1, 1], starts
     return "exit code 2, one of two finished; each was started once"
 
@@ -184,8 +184,8 @@ def case_trainer(run: Commands) -> str:
     process = run.start(*LONG, MACHINE, "name=killed")
     [killed] = run.wait_for("killed", 7)
     os.kill(killed.status()["pid"], signal.SIGKILL)
-    said = run.end(process, EnvironmentFault.code)
-    assert "SIGKILL" in said and killed.status()["state"] == "failed", said
+    output = run.end(process, EnvironmentFault.code)
+    assert "SIGKILL" in output and killed.status()["state"] == "failed", output
     run(*LONG, MACHINE, "name=killed")
     run(*LONG, "name=alone")
     assert run.model("killed") == run.model("alone")
@@ -233,13 +233,16 @@ def stopped(run: Commands, number: int, code: int) -> str:
     assert process.returncode == code, process.returncode
     wait_for(lambda: not any(map(held, runs)))
     seconds = time.monotonic() - began
-    for each in runs:
-        status = each.status()
+    for folder_of_run in runs:
+        status = folder_of_run.status()
         saved = status["state"] == "interrupted" and status.get("sealed") == status["step"] >= 3
         assert saved or not status["step"], status
     time.sleep(3)
     assert not any(map(held, runs))
-    return f"exit code {code}; after {seconds:.0f} s two had saved their step, and the third never began"
+    return (
+        f"exit code {code}; after {seconds:.0f} s two "
+        "had saved their step, and the third never began"
+    )
 
 
 def case_ctrl_c(run: Commands) -> str:
@@ -262,21 +265,24 @@ def case_leave(run: Commands) -> str:
     with cluster_of(run.folder, 1) as (address, _):
         words = ("-m", "seed=0,1", *ENDLESS, MACHINE, address, "launcher.wait=false", "name=left")
         began = time.monotonic()
-        said = run(*words)
+        output = run(*words)
         seconds = time.monotonic() - began
-        assert "submitted 2 to Ray" in said, said
+        assert "submitted 2 to Ray" in output, output
         run.wait_for("left", 2)
         again = run(*words)
         assert "submitted" not in again and "running" in again and "queued" in again, again
-        starts = [each.manifest().get("starts") for each in run.runs("left")]
+        starts = [run_folder.manifest().get("starts") for run_folder in run.runs("left")]
         cancelled = run("cancel", "outputs/left")
         assert cancelled.count("cancelled ") == 2, cancelled
         wait_for(lambda: not any(map(held, run.runs("left"))))
         time.sleep(2)
-        states = [each.status()["state"] for each in run.runs("left")]
+        states = [run_folder.status()["state"] for run_folder in run.runs("left")]
         assert states == ["interrupted"] * 2 and not any(map(held, run.runs("left"))), states
         assert "no job" in run("cancel", "outputs/left")
-    return f"submitted in {seconds:.0f} s; the same again submits none (starts {starts}); cancel: both interrupted"
+    return (
+        f"submitted in {seconds:.0f} s; "
+        f"the same again submits none (starts {starts}); cancel: both interrupted"
+    )
 
 
 def case_refused(run: Commands) -> str:
@@ -291,19 +297,22 @@ def case_refused(run: Commands) -> str:
     seconds = []
     for word, expected in told.items():
         began = time.monotonic()
-        said = run(*SHORT, MACHINE, word, "name=refused", code=5)
+        output = run(*SHORT, MACHINE, word, "name=refused", code=5)
         seconds.append(time.monotonic() - began)
-        assert expected in said, said
+        assert expected in output, output
     run(*SHORT, MACHINE, "launcher.num_machines=2", "name=refused", code=2)
-    said = run(
+    output = run(
         *SHORT,
         MACHINE,
         "launcher.runtime_env={pip: [no-such-package-at-all]}",
         "name=environment",
         code=5,
     )
-    assert "environment" in said, said
-    return f"{len(told)} refused in at most {max(seconds):.0f} s; a runtime_env that cannot be made is said"
+    assert "environment" in output, output
+    return (
+        f"{len(told)} refused in at most {max(seconds):.0f} s; "
+        "a runtime_env that cannot be made is said"
+    )
 
 
 def main(words: list[str]) -> int:

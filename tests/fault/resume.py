@@ -194,9 +194,9 @@ def misses_of_fields(root: Path, trainers: list[str] = NAMES) -> Iterator[tuple[
 
 def changes_of(cfg: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Each field of the trainer's config with its value and another one."""
-    known = read_signature(cfg["trainer"]["args"]["_target_"]).parameters
+    fields = read_signature(cfg["trainer"]["args"]["_target_"]).parameters
     defaults = {
-        name: None if each.default is UNKNOWN else each.default for name, each in known.items()
+        name: None if field.default is UNKNOWN else field.default for name, field in fields.items()
     }
     values = {name: cfg["trainer"]["args"].get(name, default) for name, default in defaults.items()}
     return {name: (value, changed(value)) for name, value in values.items()}
@@ -282,13 +282,13 @@ def judged(now: Mapping[str, Any], path: str, old: Any, new: Any, allowed: bool)
 def is_whole(fault: Fault, old: Any, new: Any) -> bool:
     """Whether a fault names what was and what is, and what to type to go on."""
     named = fault.found.startswith((f"{to_text(old)} -> ", "its default -> "))
-    whole = (
+    is_complete = (
         named
         and fault.found.endswith(f"-> {to_text(new)}")
         and "resume" in fault.fix
         and bool(fault.expected)
     )
-    return whole and is_typeable(fault.fix.partition(", or leave resume out")[0], old)
+    return is_complete and is_typeable(fault.fix.partition(", or leave resume out")[0], old)
 
 
 def is_typeable(fix: str, old: Any) -> bool:
@@ -311,14 +311,14 @@ class Interrupted:
         self.killed: dict[str, Place] = {}
 
     def words(self, trainer: str) -> tuple[str, ...]:
-        more = (
+        settings = (
             (*GROUPS, "kl_coef=0.1")
             if trainer == "grpo"
             else ("trainer.args.gradient_accumulation_steps=2",)
         )
         short = "dataset.limit={train: 32, eval: 4}"  # two epochs and more
-        own = () if trainer in ("grpo", "ppo") else (short,)
-        return (*WORDS, TRAINERS[trainer][0], *more, *own, STEADY)
+        limits = () if trainer in ("grpo", "ppo") else (short,)
+        return (*WORDS, TRAINERS[trainer][0], *settings, *limits, STEADY)
 
     def place(self, name: str, trainer: str) -> Place:
         return Place(
@@ -330,16 +330,18 @@ class Interrupted:
         if trainer not in self.killed:
             self.killed[trainer] = self.kill(f"killed-{trainer}", trainer)
         self.count += 1
-        other = copy.copy(self.killed[trainer])
-        other.folder = self.root / f"copy-{self.count}"
-        shutil.copytree(self.killed[trainer].folder, other.folder)
-        return other
+        twin = copy.copy(self.killed[trainer])
+        twin.folder = self.root / f"copy-{self.count}"
+        shutil.copytree(self.killed[trainer].folder, twin.folder)
+        return twin
 
-    def kill(self, name: str, trainer: str, more: tuple[str, ...] = ()) -> Place:
+    def kill(self, name: str, trainer: str, words: tuple[str, ...] = ()) -> Place:
         place = self.place(name, trainer)
         (place.folder / "mine.py").write_text(CODE)
         assert (
-            place.start((*self.words(trainer), *more), pattern=LAST_SAVE, count=1).wait().returncode
+            place.start((*self.words(trainer), *words), pattern=LAST_SAVE, count=1)
+            .wait()
+            .returncode
             == -9
         )
         return place
@@ -360,8 +362,8 @@ def misses_of_bits(
     runs: Interrupted, changes: Mapping[str, tuple] = CHANGES
 ) -> Iterator[tuple[str, str]]:
     """Each change of the list with what a run that goes on with it leaves otherwise than one that always had it."""
-    for trainer, each in changes.items():
-        for change in each:
+    for trainer, changed in changes.items():
+        for change in changed:
             yield f"{trainer} {' '.join(change)}", differs(runs, trainer, change)
 
 
@@ -374,10 +376,10 @@ def differs(runs: Interrupted, trainer: str, change: tuple[str, ...]) -> str:
     if done.returncode or "begins    with checkpoint-6" not in done.stdout:
         return f"exit code {done.returncode}: {done.stdout[-200:]} {done.stderr[-300:]}"
     after = Run(next(folder for folder in before.parent.iterdir() if folder.name != before.name))
-    found, wanted = (weights(run) for run in (after, runs.whole(trainer, change)))
+    weights_after, wanted = (weights(run) for run in (after, runs.whole(trainer, change)))
     return (
-        f"differs in {sorted(name for name in wanted if found.get(name) != wanted[name])}"
-        if found != wanted
+        f"differs in {sorted(name for name in wanted if weights_after.get(name) != wanted[name])}"
+        if weights_after != wanted
         else ""
     )
 
@@ -485,7 +487,7 @@ SILENT += (
 
 def control(runs: Interrupted) -> dict[str, int]:
     """What TRL's own trainer does where a field is another one: stops, warns of that field, or says nothing."""
-    found = {"stopped": 0, "told": 0, "in silence": 0}
+    counts = {"stopped": 0, "told": 0, "in silence": 0}
     killed = Place(runs.root / "plain", runs.root, runs.warm, "plain:main")
     assert killed.start((), pattern=LAST_SAVE, count=1).wait().returncode == -9
     shutil.rmtree(killed.folder / "outputs/plain/checkpoint-8", ignore_errors=True)
@@ -495,14 +497,14 @@ def control(runs: Interrupted) -> dict[str, int]:
         shutil.copytree(killed.folder, place.folder)
         done = place.start((word,)).wait()
         name = word.partition("=")[0]
-        found[
+        counts[
             "stopped"
             if done.returncode
             else "told"
             if name in done.stderr + done.stdout
             else "in silence"
         ] += 1
-    return found
+    return counts
 
 
 def told_of(kind: str, cases: Iterator[tuple[str, str]]) -> int:

@@ -26,7 +26,7 @@ def _number(word: str | float) -> float:
 
 def _trained(model: Any) -> list[torch.Tensor]:
     policy = getattr(model, "policy", model)
-    return [each for each in policy.parameters() if each.requires_grad]
+    return [weight for weight in policy.parameters() if weight.requires_grad]
 
 
 class Weight(TrainerCallback):
@@ -168,7 +168,7 @@ class After:
         self.count += 1
         if self.count > self.calls:
             return [self.value] * len(completions)
-        return [_letters(each) for each in completions]
+        return [_letters(completion) for completion in completions]
 
 
 class Rare:
@@ -193,7 +193,8 @@ class Halved:
 
     def __call__(self, completions: list[Any]) -> list[float]:
         return [
-            (number // self.group % 2) * _letters(each) for number, each in enumerate(completions)
+            (number // self.group % 2) * _letters(completion)
+            for number, completion in enumerate(completions)
         ]
 
 
@@ -205,12 +206,12 @@ class Huge:
         self.__name__ = "huge"
 
     def __call__(self, completions: list[Any]) -> list[float]:
-        return [self.times * _letters(each) for each in completions]
+        return [self.times * _letters(completion) for completion in completions]
 
 
 def by_prompt(prompts: list[Any], completions: list[Any]) -> list[float]:
     """A reward that knows nothing of the completion."""
-    return [_letters(each) for each in prompts]
+    return [_letters(prompt) for prompt in prompts]
 
 
 # --- Losses -------------------------------------------------------------------------------------

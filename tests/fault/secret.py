@@ -73,14 +73,14 @@ class Broken(TrainerCallback):
 
 def spellings(secret: str) -> set[bytes]:
     """A secret as it is, in an address, as source and JSON write it, and in base64 behind any number of letters."""
-    found = {
+    forms = {
         text.encode()
         for text in (secret, quote(secret, safe=""), repr(secret)[1:-1], json.dumps(secret)[1:-1])
     }
     for shift in range(3):
         letters = base64.b64encode(b"x" * shift + secret.encode()).rstrip(b"=")
-        found.add(letters[(0, 2, 3)[shift] : -1])
-    return found
+        forms.add(letters[(0, 2, 3)[shift] : -1])
+    return forms
 
 
 SPELT = {name: spellings(secret) for name, secret in SECRETS.items()}
@@ -88,15 +88,19 @@ SPELT = {name: spellings(secret) for name, secret in SECRETS.items()}
 
 def search(data: bytes, depth: int = 0) -> set[str]:
     """The names of the secrets that some bytes hold, packed or not."""
-    found = {name for name, spelt in SPELT.items() if any(each in data for each in spelt)}
+    names = set()
+    for name, spelt in SPELT.items():
+        if any(spelling in data for spelling in spelt):
+            names.add(name)
+
     if depth < 3 and data[:2] == b"PK":
         with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(io.BytesIO(data)) as archive:
             for name in archive.namelist():
-                found |= search(archive.read(name), depth + 1)
+                names |= search(archive.read(name), depth + 1)
     if depth < 3 and data[:2] == b"\x1f\x8b":
         with contextlib.suppress(OSError, EOFError):
-            found |= search(gzip.decompress(data), depth + 1)
-    return found
+            names |= search(gzip.decompress(data), depth + 1)
+    return names
 
 
 def hits(folder: Path, text: str = "") -> Iterator[str]:
@@ -138,9 +142,9 @@ def misses_of_lines() -> Iterator[str]:
     """Each line of a diff that keeps its secret, or loses what is none."""
     from runner.io.secrets import hidden_source
 
-    for line, kept in LINES:
+    for line, expected in LINES:
         told = hidden_source(line)
-        if (told == line) != kept or (not kept and search(told.encode())):
+        if (told == line) != expected or (not expected and search(told.encode())):
             yield f"{line[:40]}: {told}"
 
 
@@ -339,21 +343,24 @@ def controls(folder: Path) -> dict[str, list[str]]:
 
 def kinds(folder: Path, warm: Warm) -> dict[str, tuple[int, Callable[[], Iterator[str]]]]:
     """Each kind with how many cases it has, and what gives its misses."""
-    whole = warmly(warm, **ENVIRONMENT, LOGIN=SECRETS["PLAIN"])
+    run_with_secrets = warmly(warm, **ENVIRONMENT, LOGIN=SECRETS["PLAIN"])
 
     def missing_controls() -> Iterator[str]:
         yield from (
             f"nothing is found after {name}"
-            for name, found in controls(folder / "c").items()
-            if not found
+            for name, names in controls(folder / "c").items()
+            if not names
         )
 
     return {
         "harmless": (len(HARMLESS), misses_of_harmless),
         "lines": (len(LINES), misses_of_lines),
         "refused": (len(REFUSED), lambda: misses_of_refused(folder / "refused", light)),
-        "lived": (len(lives("")), lambda: misses_of_lived(folder / "lived", whole)),
-        "trackers": (len(TRACKERS), lambda: misses_of_trackers(folder / "trackers", whole)),
+        "lived": (len(lives("")), lambda: misses_of_lived(folder / "lived", run_with_secrets)),
+        "trackers": (
+            len(TRACKERS),
+            lambda: misses_of_trackers(folder / "trackers", run_with_secrets),
+        ),
         "controls": (3, missing_controls),
     }
 

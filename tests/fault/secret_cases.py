@@ -30,7 +30,9 @@ ENVIRONMENT = {
     "MY_TOKEN": PLAIN,
     "GITHUB_TOKEN": GITHUB,
     "MAIL_PASSWORD": QUOTED,
-    "DEPLOY_KEY": f"-----BEGIN RSA PRIVATE KEY-----\n{PEM}\n{PEM[::-1]}\n-----END RSA PRIVATE KEY-----\n",
+    "DEPLOY_KEY": (
+        f"-----BEGIN RSA PRIVATE KEY-----\n{PEM}\n{PEM[::-1]}\n-----END RSA PRIVATE KEY-----\n"
+    ),
     "DATABASE_URL": f"postgresql://me:{PASSWORD}@127.0.0.1:1/x",
 }
 

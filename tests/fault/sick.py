@@ -74,10 +74,12 @@ def taught(folder: Path) -> tuple[str, ...]:
 
 def curriculum(folder: Path) -> tuple[str, ...]:
     """Rows in the order of a curriculum: short ones, long ones, and then others of another kind."""
-    own = TESTS.parent / "runner/dataset"
-    sort = (own / "toy_sort/train.jsonl").read_text(encoding="utf-8").splitlines()
-    others = (own / "toy_demonstrations/train.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in (*sorted(sort[:48], key=len), *others[:48])]
+    package = TESTS.parent / "runner/dataset"
+    sort = (package / "toy_sort/train.jsonl").read_text(encoding="utf-8").splitlines()
+    demonstrations = (
+        (package / "toy_demonstrations/train.jsonl").read_text(encoding="utf-8").splitlines()
+    )
+    rows = [json.loads(line) for line in (*sorted(sort[:48], key=len), *demonstrations[:48])]
     texts = [
         json.dumps({"prompt": row["prompt"], "completion": row.get("completion") or row["chosen"]})
         for row in rows
@@ -103,14 +105,14 @@ def begun(*words: str) -> Callable[[Path], tuple[str, ...]]:
 
 
 def trainer(name: str, steps: int, *words: str) -> tuple[str, ...]:
-    own = dict.fromkeys(("grpo", "rloo", "gmpo"), SAMPLED)
-    own |= {"ppo": PPO, "online_dpo": ("trainer.args.max_new_tokens=8",)}
-    own |= dict.fromkeys(("a2po", "distillation"), SAMPLED[:1])
+    settings = dict.fromkeys(("grpo", "rloo", "gmpo"), SAMPLED)
+    settings |= {"ppo": PPO, "online_dpo": ("trainer.args.max_new_tokens=8",)}
+    settings |= dict.fromkeys(("a2po", "distillation"), SAMPLED[:1])
     return (
         f"trainer={name}",
         f"trainer.args.max_steps={steps}",
         *SMALL,
-        *own.get(name, ()),
+        *settings.get(name, ()),
         *words,
     )
 
@@ -520,8 +522,8 @@ class Outcome:
 
     @property
     def noticed(self) -> int | None:
-        found = re.search(r"at step (\d+)", self.text)
-        return int(found[1]) if found else None
+        match = re.search(r"at step (\d+)", self.text)
+        return int(match[1]) if match else None
 
     def faults(self, case: Case) -> list[str]:
         """How it is not what its case says."""
@@ -542,10 +544,10 @@ class Outcome:
             wrong.append(f"noticed at step {self.noticed}")
         if self.run.model.exists():
             wrong.append("a model was saved")
-        kept = sealed_checkpoints(self.run.checkpoints)
-        if not all(map(is_whole, kept)):
+        checkpoints = sealed_checkpoints(self.run.checkpoints)
+        if not all(map(is_whole, checkpoints)):
             wrong.append("a sick checkpoint is sealed")
-        if case.fault > 3 and not kept:
+        if case.fault > 3 and not checkpoints:
             wrong.append("no good checkpoint is left")
         return wrong
 
@@ -554,13 +556,13 @@ def is_whole(checkpoint: Path) -> bool:
     """Whether a checkpoint is as it was sealed and holds finite numbers only."""
     from safetensors.torch import load_file
 
-    tensors = [
-        each for path in checkpoint.rglob("*.safetensors") for each in load_file(path).values()
-    ]
+    tensors = []
+    for path in checkpoint.rglob("*.safetensors"):
+        tensors += load_file(path).values()
     return (
         not damage_of(checkpoint)
         and bool(tensors)
-        and all(bool(each.isfinite().all()) for each in tensors)
+        and all(bool(tensor.isfinite().all()) for tensor in tensors)
     )
 
 
@@ -573,9 +575,9 @@ def perform(case: Case, folder: Path) -> Outcome:
         code = main(
             [*case.words, *case.prepare(work), "name=run", f"output_root={work / 'outputs'}"]
         )
-    found = list(work.glob("outputs/run/*/config.yaml"))
-    run = Run(found[0].parent if found else work)
-    return Outcome(code, run, str(run.status().get("cause") or "") if found else told.getvalue())
+    configs = list(work.glob("outputs/run/*/config.yaml"))
+    run = Run(configs[0].parent if configs else work)
+    return Outcome(code, run, str(run.status().get("cause") or "") if configs else told.getvalue())
 
 
 def attempt(cases: list[Case], folder: Path) -> int:
@@ -593,7 +595,8 @@ def attempt(cases: list[Case], folder: Path) -> int:
         spent = f"{cpu() - before:4.1f} s"
         verdict = "MISS" if wrong else "ok"
         print(
-            f"{verdict:<4}  {case.name:<28} {outcome.code}  {late:<22} {spent}  {'; '.join(wrong)}  {told}",
+            f"{verdict:<4}  {case.name:<28} {outcome.code}  "
+            f"{late:<22} {spent}  {'; '.join(wrong)}  {told}",
             flush=True,
         )
         shutil.rmtree(folder / case.name.replace(" ", "-"))
@@ -652,9 +655,10 @@ def control(folder: Path) -> int:
                 ended = "finished"
             except Exception as error:
                 ended, stopped = f"stopped by {type(error).__name__}", stopped + 1
-        broken = sum(not bool(each.isfinite().all()) for each in model.parameters())
+        broken = sum(not bool(weight.isfinite().all()) for weight in model.parameters())
         print(
-            f"      control: {name}: {ended}, {broken} weights of its last checkpoint are no numbers"
+            f"      control: {name}: {ended}, "
+            f"{broken} weights of its last checkpoint are no numbers"
         )
     return stopped
 
@@ -702,20 +706,21 @@ def overhead(folder: Path) -> int:
         before = time.process_time()
         trainer.train()
         share = spent["seconds"] / (time.process_time() - before)
-        weights = sum(each.numel() for each in trainer.model.parameters()) / 1e6
+        weights = sum(weight.numel() for weight in trainer.model.parameters()) / 1e6
         steps = trainer.state.global_step
         print(
-            f"{name} ({weights:.1f} M): {1000 * spent['seconds'] / steps:.2f} ms a step, {share:.2%} of the CPU"
+            f"{name} ({weights:.1f} M): "
+            f"{1000 * spent['seconds'] / steps:.2f} ms a step, {share:.2%} of the CPU"
         )
         dear += share >= 0.02
     return int(bool(dear))
 
 
 def timed(call: Callable[..., None], spent: dict[str, float]) -> Callable[..., None]:
-    def timing(*given: object, **more: object) -> None:
+    def timing(*args: object, **kwargs: object) -> None:
         before = time.process_time()
         try:
-            call(*given, **more)
+            call(*args, **kwargs)
         finally:
             spent["seconds"] += time.process_time() - before
 

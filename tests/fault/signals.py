@@ -85,10 +85,10 @@ def wrap(phase: str, place: str, calls: Counter[str], asked: dict[str, Any]) -> 
     module, _, path = place.partition(":")
     owner: Any = importlib.import_module(module)
     *outer, name = path.split(".")
-    for each in outer:
-        owner = getattr(owner, each)
-    kept = vars(owner)[name]
-    inner = getattr(kept, "__func__", kept)
+    for code in outer:
+        owner = getattr(owner, code)
+    original = vars(owner)[name]
+    inner = getattr(original, "__func__", original)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         calls[phase] += 1
@@ -96,7 +96,7 @@ def wrap(phase: str, place: str, calls: Counter[str], asked: dict[str, Any]) -> 
             reach(calls[phase] - asked["count"], asked)
         return inner(*args, **kwargs)
 
-    setattr(owner, name, classmethod(call) if isinstance(kept, classmethod) else call)
+    setattr(owner, name, classmethod(call) if isinstance(original, classmethod) else call)
 
 
 def reach(late: int, asked: dict[str, Any]) -> None:
@@ -134,8 +134,8 @@ def hang_up() -> None:
 
 def step_now() -> int:
     """The last step that the run in this folder has logged."""
-    found = list(Path("outputs").glob("run/*/config.yaml"))
-    return Run(found[0].parent).status()["step"] if found else 0
+    configs = list(Path("outputs").glob("run/*/config.yaml"))
+    return Run(configs[0].parent).status()["step"] if configs else 0
 
 
 # --- Outside of it --------------------------------------------------------------------------------------------------
@@ -150,8 +150,8 @@ def start(place: Place, words: Sequence[str], **asked: Any) -> tuple[int, str]:
 
 def calls_of(place: Place, words: Sequence[str], **asked: Any) -> dict[str, int]:
     """How often each phase is entered by the command, which nothing disturbs."""
-    code, said = start(place, words, record=str(place.folder / "calls"), **asked)
-    assert code == 0, said
+    code, output = start(place, words, record=str(place.folder / "calls"), **asked)
+    assert code == 0, output
     return json.loads((place.folder / "calls").read_text())
 
 
@@ -162,22 +162,22 @@ def misses_of_stop(
     told = place.folder / "told"
     told.unlink(missing_ok=True)
     before = [state_of(path.parent) for path in place.folder.glob("outputs/run/*/config.yaml")]
-    code, said = start(place, words, phase=phase, **asked)
+    code, output = start(place, words, phase=phase, **asked)
     if not told.exists():
-        yield from () if code == 0 else [f"exit code {code} without a signal: {said[-300:]}"]
+        yield from () if code == 0 else [f"exit code {code} without a signal: {output[-300:]}"]
         return
     if code == 0 and asked["moment"]:
         return  # the run ended in that moment
     if code != (wanted := code_of(asked["number"])):
-        yield f"exit code {code}, not {wanted}: {said[-300:]}"
-    found = list(place.folder.glob("outputs/run/*/config.yaml"))
-    state = state_of(found[0].parent) if found else "new"
+        yield f"exit code {code}, not {wanted}: {output[-300:]}"
+    configs = list(place.folder.glob("outputs/run/*/config.yaml"))
+    state = state_of(configs[0].parent) if configs else "new"
     if state != "interrupted" and not (phase == "door" and state in ("new", "created", *before)):
         yield f"state {state}"
     if told.read_text() == "went on":
         yield "went on after the second signal"
     elif phase in STEPPING and not asked["twice"] and state == "interrupted":
-        newest, begun = last_checkpoint(Run(found[0].parent), clean=False), int(told.read_text())
+        newest, begun = last_checkpoint(Run(configs[0].parent), clean=False), int(told.read_text())
         if (
             begun
             and not begun
@@ -206,12 +206,12 @@ def life(
             else chance.choice((0.0, chance.uniform(0, MOMENT))),
             "twice": chance.random() < 1 / 3,
         }
-        found = list(misses_of_stop(place, words, phase, asked))
+        misses = list(misses_of_stop(place, words, phase, asked))
         yield (
             phase,
             [
                 f"{place.folder.name}: {signal.Signals(asked['number']).name} in {asked}: {miss}"
-                for miss in found
+                for miss in misses
             ],
         )
 
@@ -221,12 +221,12 @@ def misses_of_end(place: Place, words: Sequence[str], wanted: dict[str, object])
 
     Not compared is which checkpoints there are besides the last, since a stop has one taken.
     """
-    code, said = start(place, words)
+    code, output = start(place, words)
     if code:
-        return [f"{place.folder.name}: exit code {code} at the end: {said[-300:]}"]
-    found = run_files(place.run)
+        return [f"{place.folder.name}: exit code {code} at the end: {output[-300:]}"]
+    files = run_files(place.run)
     differing = sorted(
-        name for name in wanted | found if name != "names" and wanted.get(name) != found.get(name)
+        name for name in wanted | files if name != "names" and wanted.get(name) != files.get(name)
     )
     return [f"{place.folder.name} differs in {', '.join(differing)}"] if differing else []
 
@@ -237,20 +237,23 @@ def disturb(
     """Runs of a trainer until there were enough signals: each phase with its misses, and each end of a run."""
     words = (*WORDS, *TRAINERS[trainer])
     dropout = 0.1 if trainer in DROPOUT else 0.0
-    whole = Place(root / trainer, root, warm, "signals:main", dropout)
-    calls = calls_of(whole, words)
+    uninterrupted = Place(root / trainer, root, warm, "signals:main", dropout)
+    calls = calls_of(uninterrupted, words)
     assert calls.get("end"), "the end of a run is a phase of every trainer"
-    wanted = run_files(whole.run)
+    wanted = run_files(uninterrupted.run)
     entered = [phase for phase in PHASES if calls.get(phase)]
-    queue = [phase for _ in range(signals) for phase in chance.sample(entered, len(entered))]
+    queue = []
+    for _ in range(signals):
+        queue += chance.sample(entered, len(entered))
+
     done, runs = 0, 0
     while done < signals:
         place = Place(root / f"{trainer}-{runs}", root, warm, "signals:main", dropout)
         phases = queue[done : done + min(SIGNALS_A_RUN, signals - done)]
         runs, missed = runs + 1, 0
-        for phase, found in life(place, words, calls, phases, chance):
-            done, missed = done + 1, missed + len(found)
-            yield phase, found
+        for phase, misses in life(place, words, calls, phases, chance):
+            done, missed = done + 1, missed + len(misses)
+            yield phase, misses
         end = misses_of_end(place, words, wanted)
         yield "finish", end
         if not (missed or end):
@@ -284,7 +287,7 @@ def run() -> int:
     )
     asked = parser.parse_args()
     trainers = asked.trainer or list(TRAINERS)
-    sent, kept = Counter(), Counter()
+    sent, survived = Counter(), Counter()
     with tempfile.TemporaryDirectory() as folder:
         root = (asked.keep or Path(folder)).absolute()
         warm, chance = Warm(root / "warm"), random.Random(asked.seed)
@@ -293,19 +296,19 @@ def run() -> int:
                 trainer, -(-asked.count // len(trainers)), root, warm, chance
             ):
                 sent[phase] += 1
-                kept[phase] += not misses
+                survived[phase] += not misses
                 print("".join(f"{miss}\n" for miss in misses), end="", flush=True)
         plainly = control(root, warm)
         warm.close()
     print(f"{'':<10} {'signals':>8} {'as promised':>12}")
     for phase in (*PHASES, "finish"):
-        print(f"{phase:<10} {sent[phase]:>8} {kept[phase]:>12}")
+        print(f"{phase:<10} {sent[phase]:>8} {survived[phase]:>12}")
     total = sum(sent.values()) - sent["finish"]
-    print(f"{'ours':<10} {total:>8} {sum(kept.values()) - kept['finish']:>12}")
+    print(f"{'ours':<10} {total:>8} {sum(survived.values()) - survived['finish']:>12}")
     print(f"{'control':<10} {1:>8} {plainly:>12}")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"{used.ru_utime + used.ru_stime:.0f} CPU seconds")
-    return 0 if kept == sent and not plainly else 1
+    return 0 if survived == sent and not plainly else 1
 
 
 if __name__ == "__main__":

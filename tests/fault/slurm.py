@@ -80,12 +80,12 @@ class Cluster:
         (folder / "key").write_bytes(os.urandom(1024))
         (folder / "key").chmod(0o400)
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
-        own = {
+        variables = {
             name: f"--{name}={folder}/munge.{name.partition('-')[0]}"
             for name in ("socket", "pid-file", "log-file")
         }
         seed = [f"--seed-file={folder}/munge.seed", f"--key-file={folder}/key"]
-        self._start("munged", "--foreground", "--force", *own.values(), *seed)
+        self._start("munged", "--foreground", "--force", *variables.values(), *seed)
         self.until(lambda: (folder / "munge.socket").exists())
         self._start("slurmctld", "-D")
         for node in (host, "localhost"):  # two names that lead here
@@ -106,7 +106,7 @@ class Cluster:
         """Wait for something to be so."""
         deadline = time.monotonic() + seconds
         while not ready():
-            failed = [each.args for each in self.processes if each.poll() is not None]
+            failed = [process.args for process in self.processes if process.poll() is not None]
             assert not failed and time.monotonic() < deadline, (
                 f"{failed or 'no end'} ({self.folder})"
             )
@@ -115,9 +115,9 @@ class Cluster:
     def command(self, *words: str) -> str:
         """What the public command prints, which must end well."""
         started = self.start(*words)
-        said = started.communicate()[0]
-        assert started.returncode == 0, said
-        return said
+        output = started.communicate()[0]
+        assert started.returncode == 0, output
+        return output
 
     def start(self, *words: str) -> subprocess.Popen:
         """The public command in a process of its own."""
@@ -145,10 +145,10 @@ class Cluster:
 
     def hurry(self, job: str) -> str:
         """Have a job begin that was put back, for which Slurm would wait two minutes; what is in the queue."""
-        there = self("squeue", "--noheader", "--array", "--format=%i %r").strip()
-        if f"{job} BeginTime" in there:
+        queue = self("squeue", "--noheader", "--array", "--format=%i %r").strip()
+        if f"{job} BeginTime" in queue:
             self("scontrol", "update", f"jobid={job}", "starttime=now")
-        return there
+        return queue
 
     def log(self, name: str) -> str:
         """All that the jobs of a name have said."""
@@ -231,27 +231,27 @@ def put_back(
     cluster: Cluster,
     stop: Callable[[str], object] | None = None,
     steps: int = 20,
-    there: Words = (),
-    here: Words = (),
+    words_there: Words = (),
+    words_here: Words = (),
 ) -> str:
     """Stop a run amid its steps, by ``scontrol requeue`` if by nothing else, and have it started again at once.
 
     ``there`` are words for Slurm, ``here`` those of the same run without.
     """
     name, words = f"back{steps}", (*WORDS, f"trainer.args.max_steps={steps}")
-    submit = (*words, *SLURM, f"name={name}", *there)
+    submit = (*words, *SLURM, f"name={name}", *words_there)
     cluster.command(*submit)
     job = cluster.job(name)
     cluster.until(lambda: cluster.runs(name)[0].status()["step"] > 3)
     (stop or (lambda job: cluster("scontrol", "requeue", job)))(job)
     cluster.until(lambda: cluster.runs(name)[0].status()["state"] == "interrupted")
     cluster.until(lambda: "PENDING" in cluster("squeue", "--noheader", "--array", "--format=%T"))
-    kept = cluster.runs(name)[0].status()
-    said = cluster.command(*submit)
-    assert f"step {kept['step']} of {steps}" in said and "PENDING" in said, said
+    status = cluster.runs(name)[0].status()
+    output = cluster.command(*submit)
+    assert f"step {status['step']} of {steps}" in output and "PENDING" in output, output
     cluster.until(lambda: not cluster.hurry(job))
-    assert f"resumes   from step {kept['step']}" in cluster.log(name), cluster.log(name)
-    cluster.command(*words, "name=alone", *here)
+    assert f"resumes   from step {status['step']}" in cluster.log(name), cluster.log(name)
+    cluster.command(*words, "name=alone", *words_here)
     return EQUAL if weights(cluster, name)[0] in weights(cluster, "alone") else "OTHER BITS"
 
 
@@ -266,8 +266,8 @@ def time_limit(cluster: Cluster) -> str:
 
 def run(cluster: Cluster) -> str:
     words = (*WORDS, "trainer.args.max_steps=10")
-    said = cluster.command(*words, *SLURM, "name=run", "launcher.wait=true")
-    assert "finished" in said, said
+    output = cluster.command(*words, *SLURM, "name=run", "launcher.wait=true")
+    assert "finished" in output, output
     assert "already" in cluster.command(*words, *SLURM, "name=run")
     cluster.command(*words, "name=here")
     return (
@@ -286,37 +286,37 @@ def array(cluster: Cluster) -> str:
         "name=array",
         "launcher.wait=true",
     )
-    said = cluster.command(*words, *SLURM)
-    assert "3 of 3 runs finished" in said and said.count("submitted") == 1, said
+    output = cluster.command(*words, *SLURM)
+    assert "3 of 3 runs finished" in output and output.count("submitted") == 1, output
     return "3 of 3 finished, one array"
 
 
 def cancel(cluster: Cluster) -> str:
     """By hand, and by the verb: a run that trains and one that waits; each goes on by the same command."""
     words = (*WORDS, "trainer.args.max_steps=40", "name=cancel", *SLURM)
-    seen = []
+    states = []
     for way, step in (("scancel", 3), ("verb", 12)):
         cluster.command("-m", "seed=0,1,2", *words)
         job = cluster.job("cancel").partition("_")[0]
         cluster.until(
-            lambda step=step: max(each.status()["step"] for each in cluster.runs("cancel")) > step
+            lambda step=step: max(run.status()["step"] for run in cluster.runs("cancel")) > step
         )
         cluster("scancel", job) if way == "scancel" else cluster.command("cancel", "outputs/cancel")
         cluster.until(lambda: not cluster("squeue", "--noheader").strip())
-        seen.append(" ".join(each.status()["state"] for each in cluster.runs("cancel")))
-    assert seen[1] == "interrupted interrupted interrupted", seen
-    said = cluster.command("-m", "seed=0,1,2", *words, "launcher.wait=true")
-    assert "3 of 3 runs finished" in said and cluster.log("cancel").count("resumes") >= 2, said
-    return f"after scancel: {seen[0]}; after the verb: {seen[1]}; then 3 of 3 finished"
+        states.append(" ".join(run.status()["state"] for run in cluster.runs("cancel")))
+    assert states[1] == "interrupted interrupted interrupted", states
+    output = cluster.command("-m", "seed=0,1,2", *words, "launcher.wait=true")
+    assert "3 of 3 runs finished" in output and cluster.log("cancel").count("resumes") >= 2, output
+    return f"after scancel: {states[0]}; after the verb: {states[1]}; then 3 of 3 finished"
 
 
 def twice(cluster: Cluster) -> str:
     """Two commands at once, and one after them."""
     words = (*WORDS, "trainer.args.max_steps=40", "name=twice", *SLURM)
     both = [cluster.start(*words) for _ in range(2)]
-    said = "".join(each.communicate()[0] for each in both) + cluster.command(*words)
+    output = "".join(process.communicate()[0] for process in both) + cluster.command(*words)
     jobs = cluster("squeue", "--noheader", "--array", "--format=%i").split()
-    assert len(jobs) == 1 and said.count("submitted") == 1, said
+    assert len(jobs) == 1 and output.count("submitted") == 1, output
     cluster("scancel", *jobs)
     return "one job of three commands"
 
@@ -333,13 +333,13 @@ def stages(cluster: Cluster) -> str:
     job = cluster.job("two-sft").partition("_")[0]
     cluster("scontrol", "requeue", f"{job}_0")
     cluster.until(lambda: "BeginTime" in cluster.hurry(f"{job}_0"))
-    said = started.communicate()[0]
-    assert "2 of 2 staged runs finished" in said, said
+    output = started.communicate()[0]
+    assert "2 of 2 staged runs finished" in output, output
     failing = cluster.start(
         "-m", "sft.seed=0,1", *words, "sft.trainer.args.max_length=20", "name=failing"
     )
-    said = failing.communicate()[0]
-    assert failing.returncode == 2 and said.count("not begun") == 2, said
+    output = failing.communicate()[0]
+    assert failing.returncode == 2 and output.count("not begun") == 2, output
     assert not cluster("squeue", "--noheader").strip()
     return "aftercorr: 2 of 2 finished, though one was put back; a failed one leaves none pending"
 
@@ -354,8 +354,8 @@ stages:
 
 def machines(cluster: Cluster) -> str:
     """One run on two nodes, which both are this machine, put back amid its steps."""
-    there = ("launcher.num_machines=2", "launcher.partition=two", "batch=8")
-    return put_back(cluster, None, 25, there, ("launcher.num_processes=2", "batch=8"))
+    cluster_words = ("launcher.num_machines=2", "launcher.partition=two", "batch=8")
+    return put_back(cluster, None, 25, cluster_words, ("launcher.num_processes=2", "batch=8"))
 
 
 def killed(cluster: Cluster) -> str:
@@ -370,13 +370,13 @@ def killed(cluster: Cluster) -> str:
     started = cluster.start(*words, "launcher.wait=true")
     cluster.until(lambda: cluster.runs("killed") and cluster.runs("killed")[0].status()["step"] > 6)
     os.kill(cluster.runs("killed")[0].status()["pid"], signal.SIGKILL)
-    said = started.communicate()[0]
+    output = started.communicate()[0]
     status = cluster.runs("killed")[0].status()
     assert (
         started.returncode == 143
         and status["state"] == "interrupted"
         and "queue" in status["cause"]
-    ), (said, status)
+    ), (output, status)
     cluster.command(*words, "launcher.wait=true")
     assert "resumes   from step 5" in cluster.log("killed")
     return "interrupted, with its cause; the same command went on from its last checkpoint"
@@ -384,7 +384,7 @@ def killed(cluster: Cluster) -> str:
 
 def refused(cluster: Cluster) -> str:
     """Words that this cluster does not take."""
-    seen = []
+    refusals = []
     for word in (
         "partition=nope",
         "gpus_per_node=8",
@@ -396,14 +396,14 @@ def refused(cluster: Cluster) -> str:
         done = cluster.start(*WORDS, *SLURM, f"launcher.{word}", "name=refused")
         done.communicate()
         state = cluster.runs("refused")[0].status()["state"]
-        seen.append(f"{word} {done.returncode}")
+        refusals.append(f"{word} {done.returncode}")
         assert done.returncode == 5 and state == "created", (word, done.returncode, state)
-    return ", ".join(seen)
+    return ", ".join(refusals)
 
 
 CASES = {
-    each.__name__: each
-    for each in (run, array, put_back, time_limit, cancel, twice, stages, machines, killed, refused)
+    case.__name__: case
+    for case in (run, array, put_back, time_limit, cancel, twice, stages, machines, killed, refused)
 }
 
 

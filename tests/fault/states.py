@@ -129,11 +129,11 @@ class Trainer:
         self.callbacks.append(callback)
 
     def remove_callback(self, callback: object) -> None:
-        self.callbacks = [each for each in self.callbacks if callback not in (each, type(each))]
+        self.callbacks = [hook for hook in self.callbacks if callback not in (hook, type(hook))]
 
-    def tell(self, event: str, **more: object) -> None:
+    def tell(self, event: str, **kwargs: object) -> None:
         for callback in list(self.callbacks):
-            getattr(callback, event)(self.args, self.state, self.control, **more)
+            getattr(callback, event)(self.args, self.state, self.control, **kwargs)
 
     def train(self, resume_from_checkpoint: str | None = None) -> None:
         if resume_from_checkpoint:
@@ -197,7 +197,7 @@ def made_up(way: str, when: int) -> Iterator[None]:
             trainer.args, None, [0], None, trainer, health, seal, trackers=[], adjustments=[]
         )
 
-    def nothing(*args: object, **more: object) -> None:
+    def nothing(*args: object, **kwargs: object) -> None:
         """Stand in for what only real models need."""
 
     def scores(trainer: Trainer) -> dict[str, float]:
@@ -232,19 +232,19 @@ def made_up(way: str, when: int) -> Iterator[None]:
 
 def full_from(touch: int, folder: Path, stays: bool) -> None:
     """Have the touch of a file fail as on a full disk, and all that come after it if it stays so."""
-    seen = 0
+    calls = 0
 
     def hook(event: str, arguments: tuple) -> None:
-        nonlocal seen
+        nonlocal calls
         if (
             event not in TOUCHES
             or (path := _path(event, arguments)) is None
             or not path.startswith(str(folder))
         ):
             return
-        seen += 1
+        calls += 1
         takes_room = event == "os.mkdir" or (event == "open" and _writes(arguments))
-        if takes_room and (seen >= touch if stays else seen == touch):
+        if takes_room and (calls >= touch if stays else calls == touch):
             raise OSError(errno.ENOSPC, "No space left on device", path)
 
     sys.addaudithook(hook)
@@ -288,9 +288,9 @@ def start(run: Run, way: str = "finish", when: int = 0) -> int:
 
 def start_here(run: Run, way: str, when: int) -> tuple[int, str]:
     """The exit code and the words of a start in this process, where what happens allows it."""
-    said = io.StringIO()
-    with made_up(way, when), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        return worker.work(run.folder), said.getvalue()
+    output = io.StringIO()
+    with made_up(way, when), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        return worker.work(run.folder), output.getvalue()
 
 
 def ended(pid: int) -> bool:
@@ -359,40 +359,40 @@ class Life(RuleBasedStateMachine):
         (self.run.folder.parent / "begun").unlink(missing_ok=True)
         if way in FORKED:
             code = end_of(start(self.run, way, when))
-            said = (self.run.folder.parent / "told").read_text()
+            output = (self.run.folder.parent / "told").read_text()
         else:
-            code, said = start_here(self.run, way, when)
-        assert "Traceback" not in said, said
-        self.check_code(way, kind, code, said, was)
+            code, output = start_here(self.run, way, when)
+        assert "Traceback" not in output, output
+        self.check_code(way, kind, code, output, was)
         if code == 4:
-            assert self.garbled or (newest is None and sealed) or self.lost_model(newest), said
+            assert self.garbled or (newest is None and sealed) or self.lost_model(newest), output
             assert self.files() == before, "a refused start changed something"
         elif begun := self.begun():
             assert begun == (newest or "0"), (
-                f"began with step {begun}, and {newest} was the newest: {said}"
+                f"began with step {begun}, and {newest} was the newest: {output}"
             )
             assert not (begun == "0" and sealed), "started over in silence"
         if code == 0:
             self.spoiled = False
         self.harmed = {name for name in self.harmed if (self.run.checkpoints / name).exists()}
 
-    def check_code(self, way: str, kind: int, code: int, said: str, was: str) -> None:
+    def check_code(self, way: str, kind: int, code: int, output: str, was: str) -> None:
         wanted = {0, code_of(SIGNALS[kind])} if way.startswith("signal") else CODES[way]
-        assert code in wanted | {4}, f"{way}: exit code {code}: {said}"
+        assert code in wanted | {4}, f"{way}: exit code {code}: {output}"
         state = self.run.status()["state"]
         told = {1: "failed", 5: "failed", 0: "finished", code_of(SIGNALS[kind]): "interrupted"}
         if code in told and not way.endswith("full") and not self.garbled:
-            assert state == told[code], f"{way}: {state} after exit code {code}: {said}"
+            assert state == told[code], f"{way}: {state} after exit code {code}: {output}"
         if way.endswith("full") and code == 5:
-            assert state != "finished" or was == "finished", said
-            assert "free" in said and "type " in said, said
+            assert state != "finished" or was == "finished", output
+            assert "free" in output and "type " in output, output
             torn = [
                 path
                 for path in self.run.checkpoints.glob("checkpoint-*")
                 if not (path / "seal.json").exists()
             ]
             assert not [path for path in torn if path.name not in self.harmed], (
-                f"left {torn}: {said}"
+                f"left {torn}: {output}"
             )
 
     @precondition(lambda self: sealed_checkpoints(self.run.checkpoints))
@@ -482,8 +482,8 @@ class Life(RuleBasedStateMachine):
 
     def files(self) -> dict[str, bytes]:
         run_files = (path for path in self.run.folder.rglob("*") if path.is_file())
-        own = ("log.txt", ".lock", "status.json", "manifest.json")
-        return {str(path): path.read_bytes() for path in run_files if path.name not in own}
+        ours = ("log.txt", ".lock", "status.json", "manifest.json")
+        return {str(path): path.read_bytes() for path in run_files if path.name not in ours}
 
     def begun(self) -> str:
         path = self.run.folder.parent / "begun"
@@ -497,8 +497,10 @@ class Life(RuleBasedStateMachine):
         )
 
     def newest_whole(self) -> str | None:
-        whole = [path for path in sealed_checkpoints(self.run.checkpoints) if not damage_of(path)]
-        return whole[-1].name.rpartition("-")[2] if whole else None
+        undamaged = [
+            path for path in sealed_checkpoints(self.run.checkpoints) if not damage_of(path)
+        ]
+        return undamaged[-1].name.rpartition("-")[2] if undamaged else None
 
     def lost_model(self, newest: str | None) -> bool:
         return self.spoiled and newest is None
@@ -523,7 +525,8 @@ def main() -> int:
     live(asked.count)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print(
-        f"{asked.count} lives, no promise broken; {sum(u.ru_utime + u.ru_stime for u in used):.0f} CPU seconds"
+        f"{asked.count} lives, no promise broken; "
+        f"{sum(u.ru_utime + u.ru_stime for u in used):.0f} CPU seconds"
     )
     return 0
 

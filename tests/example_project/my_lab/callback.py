@@ -30,11 +30,11 @@ class Diary(TrainerCallback):
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def on_init_end(self, args, state, control, **more):
+    def on_init_end(self, args, state, control, **kwargs):
         """The trainer is built; nothing has run."""
         self.note("init_end", state, words=self.words, held_out=self.rows)
 
-    def on_train_begin(self, args, state, control, model=None, **more):
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
         """The model is ready, after a resume with the weights of the checkpoint."""
         self.note(
             "train_begin",
@@ -42,49 +42,49 @@ class Diary(TrainerCallback):
             weights=sum(p.numel() for p in model.parameters() if p.requires_grad),
         )
 
-    def on_epoch_begin(self, args, state, control, **more):
+    def on_epoch_begin(self, args, state, control, **kwargs):
         self.note("epoch_begin", state, epoch=state.epoch)
 
-    def on_step_begin(self, args, state, control, **more):
+    def on_step_begin(self, args, state, control, **kwargs):
         """Before the first batch of an optimizer step."""
         self.note("step_begin", state)
 
-    def on_substep_end(self, args, state, control, **more):
+    def on_substep_end(self, args, state, control, **kwargs):
         """After a batch that is only accumulated; PPO, where a step is a whole rollout, has none."""
         self.note("substep_end", state)
 
-    def on_pre_optimizer_step(self, args, state, control, model=None, **more):
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
         """The gradients are there, already clipped."""
         self.note(
             "pre_optimizer_step", state, graded=sum(p.grad is not None for p in model.parameters())
         )
 
-    def on_optimizer_step(self, args, state, control, optimizer=None, **more):
+    def on_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
         """The weights were changed; the gradients are still there."""
         self.note("optimizer_step", state, rate=optimizer.param_groups[0]["lr"])
 
-    def on_step_end(self, args, state, control, **more):
+    def on_step_end(self, args, state, control, **kwargs):
         self.note("step_end", state)
 
-    def on_log(self, args, state, control, logs=None, **more):
+    def on_log(self, args, state, control, logs=None, **kwargs):
         """``logs`` is what will be written; figures added to it here are written too."""
         self.note("log", state, names=sorted(logs))
 
-    def on_evaluate(self, args, state, control, metrics=None, **more):
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         """After each evaluation, also those before the first step and after the end."""
         self.note("evaluate", state, names=sorted(metrics))
 
-    def on_predict(self, args, state, control, metrics=None, **more):
+    def on_predict(self, args, state, control, metrics=None, **kwargs):
         """After ``trainer.predict``, which only a callback of yours would call."""
         self.note("predict", state, names=sorted(metrics))
 
-    def on_save(self, args, state, control, **more):
+    def on_save(self, args, state, control, **kwargs):
         """The checkpoint is written, and not yet sealed: do not change it."""
         self.note("save", state)
 
-    def on_epoch_end(self, args, state, control, **more):
+    def on_epoch_end(self, args, state, control, **kwargs):
         self.note("epoch_end", state, epoch=state.epoch)
 
-    def on_train_end(self, args, state, control, **more):
+    def on_train_end(self, args, state, control, **kwargs):
         """The best model is back where that was asked for; it is not yet in ``model/``."""
         self.note("train_end", state)

@@ -36,8 +36,8 @@ def gentle(folder, *, debug=False, num_processes=1, niceness=19):
         }
     started = []
     for rank in range(num_processes):
-        own = {"RANK": rank, "LOCAL_RANK": rank, **world} if num_processes > 1 else {}
-        environment = os.environ | {name: str(value) for name, value in own.items()}
+        world_of_rank = {"RANK": rank, "LOCAL_RANK": rank, **world} if num_processes > 1 else {}
+        environment = os.environ | {name: str(value) for name, value in world_of_rank.items()}
         started.append(subprocess.Popen(words, env=environment, start_new_session=True))
     with signals.handle_signals(
         lambda number, frame: [process.send_signal(number) for process in started]

@@ -4,8 +4,8 @@
 def sorted_right(completions, digits, swaps, hard: int = 3):
     """Of sampled completions, which are texts: how many are right, and how many of the easy and of the hard ones."""
     right, easy, difficult = [], [], []
-    for completion, given, distance in zip(completions, digits, swaps, strict=True):
-        hit = float(completion.split() == sorted(given.split()))
+    for completion, asked, distance in zip(completions, digits, swaps, strict=True):
+        hit = float(completion.split() == sorted(asked.split()))
         right.append(hit)
         (difficult if distance >= hard else easy).append(hit)
     groups = {"": right, "easy": easy, "hard": difficult}

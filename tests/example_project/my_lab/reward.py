@@ -8,9 +8,9 @@ from itertools import pairwise
 def in_order(completions, digits):
     """The share of neighbours that stand in order, or -1 where the digits are not those of the prompt."""
     scores = []
-    for completion, given in zip(completions, digits, strict=True):
-        said = completion[-1]["content"].split()
-        pairs = list(pairwise(said))
-        right = sorted(said) == sorted(given.split())
+    for completion, asked in zip(completions, digits, strict=True):
+        answer = completion[-1]["content"].split()
+        pairs = list(pairwise(answer))
+        right = sorted(answer) == sorted(asked.split())
         scores.append(sum(a <= b for a, b in pairs) / len(pairs) if right and pairs else -1.0)
     return scores

@@ -2,9 +2,9 @@
 
 
 class SamplingParams:
-    def __init__(self, **given):
-        assert "seed" not in given  # every prompt would be answered with the same numbers
-        self.given = given
+    def __init__(self, **kwargs):
+        assert "seed" not in kwargs  # every prompt would be answered with the same numbers
+        self.given = kwargs
 
 
 class StructuredOutputsParams:
