@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -586,6 +587,22 @@ def serve_recipes(hub: Hub, folder: Path) -> None:
         hub.add_files("model", repo_id, files_of_repo, revision=revision)
     for repo_id in RECIPES:
         hub.add_dataset(repo_id, rows_of(repo_id))
+
+
+def offline(words: list[str]) -> int | None:
+    """What a function gives for the words after its name, where the hub may not be asked.
+
+    In a process that is forked from one for which the hub is there: a ``door`` of the tests. The
+    libraries read ``HF_HUB_OFFLINE`` as they are imported, and keep these values of it.
+    """
+    import datasets.config
+    import huggingface_hub.constants
+
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
+    datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = True
+    door, *words = words
+    return resolve_name(door)(words)
 
 
 @pytest.fixture(scope="session", name="hub")

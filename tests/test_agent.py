@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import random
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -509,33 +508,35 @@ def test_several_environments_by_name_own_their_reward(called, mine, capsys):
     assert 1.2 < max(line.get("reward", 0) for line in done.lines) < 2
 
 
-@pytest.mark.dear("two agents, of which one starts twice")
+STOPS = """
+import os, signal
+from transformers import TrainerCallback
+
+class Stops(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 2 and os.path.exists("stops"):
+            os.remove("stops")
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
 @pytest.mark.slow
-def test_an_agent_that_is_stopped_goes_on_to_the_same_bits(runner, mine):
+def test_an_agent_that_is_stopped_goes_on_to_the_same_bits(called, mine):
     """Its environments draw random numbers, and are not those of before."""
-    words = (
-        *WORDS[:3],
-        f"model.tokenizer.chat_template={mine}",
-        "allow=[mine]",
-        *FEW,
-        "trainer.args.max_steps=6",
-    )
-    words = (
-        *words,
-        "trainer.environment_factory=mine.Game",
-        "reward=none",
-        "metric=none",
-        "trainer.args.save_steps=1",
-    )
+    with (mine.parent / "mine.py").open("a") as module:
+        module.write(STOPS)
     # each answer earns what the environment drew for its prompt
-    words = (*words, "tolerate.no_signal=true")
-    runner(*words, "name=whole")
-    assert runner.stopped(*words, "name=stopped", name="stopped", number=signal.SIGTERM) == 143
-    runner(*words, "name=stopped")
-    whole, stopped = (
-        runner.runs(name)[0] / "model" / "model.safetensors" for name in ("whole", "stopped")
-    )
-    assert whole.read_bytes() == stopped.read_bytes()
+    words = ("trainer.environment_factory=mine.Game", "reward=none", "tolerate.no_signal=true")
+    words += ("metric=none", "trainer.args.max_steps=3", "trainer.args.max_completion_length=48")
+    words += ("trainer.args.per_device_train_batch_size=4", "trainer.args.num_generations=2")
+    words += ("callback.stops._target_=mine.Stops",)
+    whole = called(*words, name="whole")
+    (mine.parent / "stops").touch()
+    stopped = called(*words, name="stopped")
+    assert (stopped.code, stopped.state(), stopped.run.status()["step"]) == (143, "interrupted", 2)
+    assert called(*words, name="stopped").code == 0
+    weights = [one.run.model / "model.safetensors" for one in (whole, stopped)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 @pytest.mark.parametrize("name", ["harbor.HarborSpec", "openreward.OpenRewardSpec"])

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from hub import serve_recipes
+from warm import DOOR
 
 from runner.run import Run
 
@@ -12,6 +13,7 @@ QUICK = (
     "trainer.args.max_steps=2",
     "trainer.args.logging_steps=1",
     "trainer.args.per_device_train_batch_size=4",
+    "dataset.limit.eval=8",
 )
 SHORT = ("trainer.args.max_completion_length=8", "trainer.args.num_generations=2")
 COMMANDS = {
@@ -58,8 +60,7 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_as_typed(name, online_runner):
     runner = online_runner
-    limits = ("dataset.limit.eval=8",) if "limit" not in " ".join(COMMANDS[name]) else ()
-    done = runner(*COMMANDS[name], *QUICK, *limits, "name=run")
+    done = runner(*COMMANDS[name], *QUICK, "name=run")
     assert "finished  2 steps" in done.stdout
     run = Run(runner.runs("run")[0])
     assert run.status()["state"] == "finished"
@@ -123,7 +124,6 @@ def test_an_experiment_is_rehearsed_without_the_weights_of_the_hub(online_runner
     ]
 
 
-@pytest.mark.dear("a variable that libraries read as they are imported")
 def test_a_second_run_needs_no_network(online_runner, hub):
     online_runner.forget_cache()
     words = (
@@ -137,7 +137,7 @@ def test_a_second_run_needs_no_network(online_runner, hub):
     asked = len(hub.requests)
     online_runner(*words)
     assert (online := len(hub.requests)) > asked
-    online_runner(*words, "seed=1", HF_HUB_OFFLINE="1")
+    online_runner(DOOR, *words, "seed=1", door="hub:offline")
     assert len(hub.requests) == online
 
 

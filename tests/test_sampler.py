@@ -1,8 +1,6 @@
 """Sampling: every engine draws from softmax(logits / temperature), and says what it drew with which probability."""
 
 import math
-import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from warm import Warm
+from vllm_there import STAND_IN
 
 from runner.generate import sampler
 from runner.generate.engines import VLLM
@@ -33,7 +31,6 @@ from runner.generate.sampler import (
 )
 from runner.run.history import read_metrics
 
-ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = [[0, 1, 2], [3], [4, 5, 6, 7, 8, 9], [0, 0]]
 
 
@@ -336,7 +333,6 @@ def test_every_part_of_a_model_keeps_its_mode():
 
 # --- vLLM: a stand-in for the package, since it needs a GPU ---------------------------------------
 
-STAND_IN = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "vllm_stand_in")])}
 VLLM_RUN = (
     "trainer=ppo",
     "trainer.args.rollout_engine=vllm",
@@ -353,25 +349,15 @@ VLLM_RUN += (
 SHARDED = ("strategy=fsdp2", "launcher.num_processes=2", "trainer.args.bf16=false")
 
 
-@pytest.fixture(scope="module")
-def warm_vllm(warm, tmp_path_factory):
-    """A process that has imported the libraries where vLLM is."""
-    process = Warm(tmp_path_factory.mktemp("warm-vllm"), warm.environment | STAND_IN)
-    yield process
-    process.close()
-
-
-@pytest.mark.dear("two processes, each a Python of its own")
 @pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [["peft=lora", "trainer.args.vllm_enable_sleep_mode=true"], SHARDED]
 )
-def test_vllm_samples_from_the_policy_as_it_is_now(runner, warm_vllm, settings):
-    runner.warm = warm_vllm
-    runner(
-        *VLLM_RUN, *settings, "tolerate.ended_worse=true", RUNNER_TEST_FSDP_ON_CPU="1", **STAND_IN
-    )
+def test_vllm_samples_from_the_policy_as_it_is_now(runner, settings):
+    words = (*VLLM_RUN, *settings, "tolerate.ended_worse=true")
+    door = "vllm_there:with_vllm"
+    runner(*words, door=door, RUNNER_TEST_FSDP_ON_CPU="1", **STAND_IN)
     lines = [
         line for line in read_metrics(runner.runs("run")[0] / "metrics.jsonl") if "loss" in line
     ]

@@ -1,10 +1,12 @@
 """Sweeps: the plan before the first job, jobs that cannot hurt each other, and the same command doing what is left."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections import Counter
 from importlib.util import find_spec
@@ -287,6 +289,10 @@ def test_what_a_job_says_is_in_its_log_without_secrets(train_all, capfd, monkeyp
         "DEPLOY_KEY", "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA7b1x\n-----END"
     )
 
+    def unread():
+        """How many bytes of this process the one that writes its log has not read."""
+        return int.from_bytes(fcntl.ioctl(1, termios.FIONREAD, bytes(4)), sys.byteorder)
+
     def talk(run):
         print("out")
         with run_log.logging_to(run.log):
@@ -297,7 +303,8 @@ def test_what_a_job_says_is_in_its_log_without_secrets(train_all, capfd, monkeyp
         os.write(1, b"K3aQ7zK3aQ7zK3\nMIIEowIBAAKCAQEA7b1x\n")
         for part in (b"x" * 65529 + b" ", b"hf_aQ7zK3a", b"Q7zK3aQ7zK3aQ7zK3", b"\n"):
             os.write(1, part)
-            time.sleep(0.1)
+            while unread():
+                time.sleep(0.001)
         return finish(run)
 
     train_all(talk, "trainer=sft", "seed=0,1")
@@ -603,54 +610,50 @@ class Chaos(TrainerCallback):
         if os.path.exists("healed"):
             return
         if self.job == 1:
-            raise RuntimeError("job 1 raises")
-        if self.job == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.job == 3:
+        if self.job == 2:
             sys.exit(0)
 """
 
 
-@pytest.mark.dear("seven trainings")
 @pytest.mark.slow
 def test_a_sweep_in_chaos_finishes_the_healthy_jobs_and_then_exactly_the_others(runner):
     (runner.folder / "chaos.py").write_text(CHAOS)
     chaos = (
         "allow=[chaos]",
         "callback.chaos._target_=chaos.Chaos",
-        "callback.chaos.job=range(0,4)",
+        "callback.chaos.job=range(0,3)",
     )
     words = ("-m", *chaos, *QUICK, "launcher.jobs=2", "name=chaos")
-    done = runner(*words, code=2)
-    assert "1 of 4 runs finished" in done.stdout
+    done = runner(*words, code=5)
+    assert "1 of 3 runs finished" in done.stdout
     printed = {
         line.split()[1]: line
         for line in done.stdout.splitlines()
         if line.startswith("failed    job-")
     }
-    wanted = {1: "job 1 raises", 2: "SIGKILL", 3: "sys.exit(0)"}
-    assert all(why in printed[f"job-{job}"] for job, why in wanted.items()) and len(printed) == 3
+    wanted = {1: "SIGKILL", 2: "sys.exit(0)"}
+    assert all(why in printed[f"job-{job}"] for job, why in wanted.items()) and len(printed) == 2
     (runner.folder / "healed").touch()
     again = runner(*words)
     assert (
-        "4 of 4 runs finished" in again.stdout
-        and "3 failed, to try again, 1 finished" in again.stdout
+        "3 of 3 runs finished" in again.stdout
+        and "2 failed, to try again, 1 finished" in again.stdout
     )
     starts = Counter(
         read_json(folder / "manifest.json")["starts"] for folder in runner.runs("chaos")
     )
-    assert starts == {1: 1, 2: 3}
+    assert starts == {1: 1, 2: 2}
 
 
-@pytest.mark.dear("three trainings, begun up to three times")
 @pytest.mark.slow
 def test_a_killed_driver_leaves_nothing_running_loses_nothing_and_doubles_nothing(runner):
     steps = (
-        "trainer.args.max_steps=6",
+        "trainer.args.max_steps=4",
         "trainer.args.save_steps=2",
         "trainer.args.logging_steps=1",
     )
-    words = ("-m", "seed=range(0,3)", *QUICK[:3], *steps, "launcher.jobs=2", "name=kill")
+    words = ("-m", "seed=0,1", *QUICK[:3], *steps, "launcher.jobs=2", "name=kill")
     # Killed when the first checkpoint is there, and when the first model is.
     for sign in ("checkpoints/*/seal.json", "model/config.json"):
         driver = runner.start(*words)
@@ -665,25 +668,23 @@ def test_a_killed_driver_leaves_nothing_running_loses_nothing_and_doubles_nothin
                 "a run is still held 120 s after its driver was killed"
             )
             time.sleep(0.1)
-    assert "3 of 3 runs finished" in runner(*words).stdout
+    assert "2 of 2 runs finished" in runner(*words).stdout
     for folder in runner.runs("kill"):
         lines = [
             json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()
         ]
-        assert lines == list(range(7))
-    assert "3 finished" in runner(*words).stdout.splitlines()[1]
+        assert lines == list(range(5))
 
 
-@pytest.mark.dear("four trainings")
 @pytest.mark.slow
 def test_two_sweeps_that_share_jobs_share_the_work(runner):
     words = ("-m", *QUICK, "name=shared")
-    one, two = ("seed=0,1,2", "seed=2,1,0,3")
+    one, two = ("seed=0,1", "seed=1,0,2")
     ends = [driver.wait() for driver in [runner.start(*words, seeds) for seeds in (one, two)]]
     assert [end.returncode for end in ends] == [0, 0], ends
-    assert "3 of 3 runs finished" in ends[0].stdout and "4 of 4 runs finished" in ends[1].stdout
+    assert "2 of 2 runs finished" in ends[0].stdout and "3 of 3 runs finished" in ends[1].stdout
     starts = [read_json(folder / "manifest.json")["starts"] for folder in runner.runs("shared")]
-    assert starts == [1] * 4
+    assert starts == [1] * 3
 
 
 @pytest.mark.dear("four trainings")
@@ -712,7 +713,7 @@ def test_a_search_by_optuna_survives_failures_and_goes_on_from_the_trials_there_
         "hydra.sweeper.direction=minimize",
         "hydra.sweeper.max_failure_rate=1",
     )
-    first = runner(*words, "hydra.sweeper.n_trials=3", code=2)
+    first = runner(*words, "hydra.sweeper.n_trials=2", code=2)
     states = Counter(Run(folder).status()["state"] for folder in runner.runs("search"))
     assert (
         states["finished"]
@@ -720,12 +721,11 @@ def test_a_search_by_optuna_survives_failures_and_goes_on_from_the_trials_there_
         and first.stdout.count("failed    outputs") == states["failed"]
     )
     assert f"{states['finished']} of {states.total()} runs finished" in first.stdout
-    again = runner(*words, "hydra.sweeper.n_trials=4", code=2)
+    again = runner(*words, "hydra.sweeper.n_trials=3", code=2)
     assert again.stdout.count("nothing was changed") >= states["finished"]
     assert len(runner.runs("search")) > states.total()
 
 
-@pytest.mark.dear("three trainings")
 @pytest.mark.slow
 @pytest.mark.skipif(
     not find_spec("hydra_plugins.hydra_joblib_launcher"), reason="needs the extra joblib"
@@ -735,21 +735,19 @@ def test_a_search_by_optuna_survives_failures_and_goes_on_from_the_trials_there_
 def test_hydras_joblib_launcher_trains_runs_like_ours(runner, at_once):
     words = (
         "-m",
-        "seed=0,1",
+        "trainer.args.max_length=8,512,1024",
         *QUICK,
         "name=joblib",
         "hydra/launcher=joblib",
         f"hydra.launcher.n_jobs={at_once}",
     )
-    assert runner(*words).stdout.endswith("2 of 2 runs finished\n")
-    assert [Run(folder).status()["state"] for folder in runner.runs("joblib")] == ["finished"] * 2
-    assert "2 finished" in runner(*words, "--dry-run").stdout
     # The job that fails keeps none of the others from its turn.
-    failing = (*words, "hydra.launcher.n_jobs=1", "seed=0", "trainer.args.max_length=8,512")
-    again = runner(*failing, code=2)
-    assert "report    outputs/joblib" in again.stdout and again.stdout.endswith(
-        "1 of 2 runs finished\n"
-    )
+    done = runner(*words, code=2)
+    assert "report    outputs/joblib" in done.stdout
+    assert done.stdout.endswith("2 of 3 runs finished\n")
+    states = sorted(Run(folder).status()["state"] for folder in runner.runs("joblib"))
+    assert states == ["failed", "finished", "finished"]
+    assert "2 finished" in runner(*words, "--dry-run").stdout
 
 
 def test_nobody_kills_before_what_it_has_started_has_had_its_time():

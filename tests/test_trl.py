@@ -8,6 +8,7 @@ import math
 import os
 import pkgutil
 import re
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,11 +16,14 @@ from pathlib import Path
 import pytest
 import torch
 import trl
-from conftest import ROOT
+
+sys.path.append(str(Path(__file__).parent / "fault"))
+
 from kinds import compose as compose_kind
 from kinds import read_kinds, write_rows
 from needs import TINY, TRAINERS, needed
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from vllm_there import STAND_IN
 
 from runner.config import compose
 from runner.config.menu import read_options
@@ -108,8 +112,6 @@ def test_a_trainer_composes_with_what_it_must_be_given(option):
 
 # --- A teacher behind vLLM's protocol: a stand-in for the server, since the real one needs a GPU ----------------------
 
-STAND_IN = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "vllm_stand_in")])}
-
 
 class Teacher(BaseHTTPRequestHandler):
     """What the training asks of ``vllm serve``: whether it is there, its model, and log-probabilities of prompts."""
@@ -152,7 +154,6 @@ class Teacher(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.mark.dear("a Python of its own imports all libraries")
 @pytest.mark.slow
 def test_a_teacher_on_a_server_teaches(runner):
     pytest.importorskip("requests", reason="TRL's client of vLLM asks by it")
@@ -174,9 +175,9 @@ def test_a_teacher_on_a_server_teaches(runner):
             "name=run",
         )
         address = f"trainer.args.teacher_model_server_url=http://127.0.0.1:{server.server_port}"
-        done = runner.cold(*words, address, "learning_rate=1e-3", **STAND_IN)
+        words = (*words, address, "learning_rate=1e-3")
+        runner(*words, door="vllm_there:with_vllm", **STAND_IN)
         server.shutdown()
-    assert done.returncode == 0, done.stdout + done.stderr
     losses = [
         line["loss"]
         for line in read_metrics(runner.runs("run")[0] / "metrics.jsonl")
