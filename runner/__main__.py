@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from runner.command import CommandLine
+from runner.command import WORKING, CommandLine
 from runner.command._ending import print_end
 from runner.command._inspect import inspect
 from runner.command._words import read_command_line
@@ -19,9 +19,6 @@ from runner.config.user_folder import add_working_folder
 from runner.errors import EnvironmentFault, take_error_file
 from runner.io.terminal import copied_output, discard, print_uncaught
 from runner.launch.compose import stages, sweep_axes
-
-# Verbs that begin a training or load a model.
-WORKING = ("predict", "evaluate", "export", "rehearse", "preview", "reproduce")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,9 +15,11 @@ to type.
 An error goes to another process as the JSON of :meth:`RunnerError.to_dict`: in status.json, in the
 file that torchrun reads, in the store of several machines, and in the file of ``runner.train``.
 
-A new error is a class here with its code and heading, made of its faults alone so that it can be
-pickled; a line in the tree above and in README's table of exit codes; and a case in
-tests/test_errors.py.
+A new error is a class here with its code and heading: a direct subclass of RunnerError, since
+:meth:`RunnerError.from_dict` and :func:`error_of_code` look among these, and made of its faults
+alone, so that it can be pickled. It needs a line in the tree above and in README's table of exit
+codes, and a case in tests/test_errors.py. No launcher has to know it: where several processes of a
+run fail, ``launch.local`` reports the first error that is not a plain RunnerError.
 """
 
 import contextlib
@@ -212,8 +214,8 @@ def error_of(status: Mapping[str, object], code: int = RunnerError.code) -> Runn
 def error_of_code(code: int, words: str) -> RunnerError:
     """An error of this exit code, where a process has left nothing but its last words."""
     fault = Fault("runner", words)
-    for kind in (ConfigError, SickRun, FolderError, EnvironmentFault):
-        if kind.code == code:
+    for kind in RunnerError.__subclasses__():
+        if kind.code == code and kind.code != RunnerError.code:
             return kind(fault)
     error = RunnerError(fault)
     error.code = code

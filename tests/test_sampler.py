@@ -314,8 +314,36 @@ def test_an_adapter_takes_part_in_sampling():
     ],
 )
 def test_a_model_with_another_cache_is_left_to_generate(kind, engine):
-    model = torch.nn.Module()
+    model = WithCache()
     model.config = AutoConfig.for_model(kind)
+    assert choose_engine(model) == engine
+
+
+class WithCache(torch.nn.Module):
+    """The forward pass of most models, as to its arguments."""
+
+    def forward(self, input_ids, past_key_values=None): ...
+
+
+class WithRenamedCache(torch.nn.Module):
+    """The forward pass of models in transformers 5.24."""
+
+    def forward(self, input_ids, cache=None): ...
+
+
+class WithCacheOfAnyName(torch.nn.Module):
+    """A forward pass that would ignore a cache of ours."""
+
+    def forward(self, input_ids, **settings): ...
+
+
+@pytest.mark.parametrize(
+    ("model_class", "engine"),
+    [(WithCache, "loop"), (WithRenamedCache, "loop"), (WithCacheOfAnyName, "generate")],
+)
+def test_a_model_that_would_ignore_our_cache_is_left_to_generate(model_class, engine):
+    model = model_class()
+    model.config = AutoConfig.for_model("gpt2")
     assert choose_engine(model) == engine
 
 

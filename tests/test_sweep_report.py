@@ -32,7 +32,7 @@ from runner.report.page import SCRIPT, write_report
 from runner.report.plot_run import run_pictures
 from runner.report.plot_sweep import MAX_LETTERS, band, heat_cells, style_settings, sweep_pictures
 from runner.report.ranking import headline_of, score_rows
-from runner.report.score import is_more_better
+from runner.report.score import informative, is_more_better
 from runner.report.selection import summarise
 from runner.report.sweep import count_states
 from runner.report.table import sweep_table, to_cell, to_csv, to_jsonl
@@ -46,6 +46,18 @@ GRID = {(kl, rate, 0): kl + 10 * rate for kl in (0.1, 0.2, 0.3) for rate in (0.0
 def joined(text: str) -> str:
     """A text without its line ends."""
     return " ".join(text.split())
+
+
+def test_figures_of_the_machine_are_not_offered_as_an_objective():
+    names = [
+        "loss",
+        "time/rollout",
+        "memory/peak_gb",
+        "eval_time/rollout",
+        "eval_runtime",
+        "eval_f1",
+    ]
+    assert informative(names) == ["loss", "eval_f1"]
 
 
 def test_seeds_become_a_mean_and_a_spread(tmp_path):
@@ -991,7 +1003,7 @@ def test_a_loss_that_rises_as_a_model_learns_gives_no_verdict():
     assert "worse than it began: eval_cross_entropy 2 -> 9" in describe(*verdicts, **trainer)
     assert describe(*verdicts[::-1], **trainer) is None
     run = RunRecord(Path("a/b"), trainer, {}, {}, *ends)
-    assert {row.name: row.change for row in score_rows(run)}["eval_loss"] == "+0.0315"
+    assert {row.name: row.change.text for row in score_rows(run)}["eval_loss"] == "+0.0315"
 
 
 def test_a_sweep_names_those_that_ended_worse(tmp_path, capsys):

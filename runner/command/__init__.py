@@ -3,7 +3,8 @@
 Beside a verb, ``<verb>_options`` holds its help, and its options as a dataclass. Files that begin
 with an underscore hold what several verbs need.
 
-A new verb is a line in ``VERBS``, and these two files.
+A new verb is a line in ``VERBS``, and these two files; one that loads a model stands in ``WORKING``
+too.
 """
 
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ VERBS = {
     "watch": "Shows runs in a browser while they train",
     "why": "Tells where the value of a key comes from",
 }
+# Verbs that begin a training or load a model. Faults of the environment's variables, which the
+# libraries would only notice later, are reported before these begin; ``train`` looks by itself.
+WORKING = frozenset({"evaluate", "export", "predict", "preview", "rehearse", "reproduce"})
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,8 @@ def _score_lines(run: RunRecord) -> Iterator[str]:
         yield titles
     for line, row in zip(lines, score_rows(run), strict=False):
         is_objective = objective is not None and row.name == objective.name
-        if is_objective and row.change not in ("", "0"):
-            is_worse = row.change.endswith("worse")
-            line = coloured(line, "red" if is_worse else "green", sys.stdout)
+        if is_objective and row.change.is_visible:
+            line = coloured(line, "red" if row.change.is_worse else "green", sys.stdout)
         yield line
 
 

@@ -49,6 +49,9 @@ from runner.io.temporary import temporarily
 
 # Layers whose cache keeps a key and a value per token, so that finished rows can leave it.
 CACHED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+# The names that a forward pass may have for the cache: transformers 5.24 renamed the second to the
+# first.
+CACHE_ARGUMENTS = frozenset({"cache", "past_key_values"})
 # Devices that add from left to right. Elsewhere a cumulated sum is put together from parts, and
 # rounding can make it fall.
 IN_ORDER = frozenset({"cpu"})
@@ -228,7 +231,9 @@ def choose_engine(model: Model) -> str:
     kinds = set(getattr(config, "layer_types", None) or ())
     has_cache = kinds <= CACHED_LAYERS and hasattr(config, "num_attention_heads")
     model = _without_wrapper(model)
-    if not has_cache or isinstance(model, PeftModel):
+    # Without its cache a model would see nothing but the token before.
+    takes_cache = not CACHE_ARGUMENTS.isdisjoint(_arguments_of(type(model).forward))
+    if not has_cache or not takes_cache or isinstance(model, PeftModel):
         return "generate"
     has_windows = not kinds <= {"full_attention"} or bool(getattr(config, "sliding_window", None))
     has_graph = getattr(model, "_can_compile_fullgraph", False) and not has_windows
@@ -375,15 +380,11 @@ def decode_step(
     model: Model, cache: Cache, ids_BT: Tensor, mask: Tensor | None, position_ids: Tensor
 ) -> Tensor:
     """The logits [B, V] after further tokens, which are added to the cache."""
-    # Not every architecture counts positions, and transformers 5.24 has another name for the cache.
-    arguments = {
-        "position_ids": position_ids,
-        "logits_to_keep": 1,
-        "cache": cache,
-        "past_key_values": cache,
-    }
+    # Not every architecture counts positions.
+    arguments = {"position_ids": position_ids, "logits_to_keep": 1}
     names = _arguments_of(type(model).forward)
     taken = {name: value for name, value in arguments.items() if name in names}
+    taken |= {name: cache for name in CACHE_ARGUMENTS if name in names}
     outputs = model(input_ids=ids_BT, attention_mask=mask, use_cache=True, **taken)
     logits_BV: Tensor = outputs.logits[:, -1]
     return logits_BV

@@ -46,7 +46,7 @@ def to_card(
     scores = []
     for row in score_rows(run):
         name = row.name.removeprefix("eval_")
-        scores.append([name, row.before, row.after, row.change])
+        scores.append([name, row.before, row.after, row.change.text])
     changed = []
     for key in find_changed_keys(run) or ():
         changed.append([f"`{key.key}`", f"`{key.ours}`", f"`{key.default}`"])

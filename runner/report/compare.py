@@ -15,7 +15,7 @@ from runner.report.axis import MISSING, TOP_KEYS, comparable_part
 from runner.report.facts import DIGEST_LETTERS, facts_of, split_command, words_of
 from runner.report.number import format_difference, format_value
 from runner.report.score import informative
-from runner.run.history import is_finite
+from runner.run.history import MACHINE, is_finite
 from runner.run.record import RunRecord
 from runner.schema.literal import number, to_text
 from runner.schema.text import Config, select
@@ -24,7 +24,8 @@ from runner.schema.text import Config, select
 OVERLAYS = ("experiment", "sweep")
 # Figures that measure the machine, and so differ between equal runs.
 TIMED = re.compile(
-    r"(^|_)(runtime|seconds|step_time)$|_per_second$|^(eval_)?(eps|time/|profiling/|memory/)"
+    r"(^|_)(runtime|seconds|step_time)$|_per_second$"
+    rf"|^(eval_)?(eps|profiling/|{'|'.join(MACHINE)})"
 )
 WEIGHTS = ".safetensors"
 

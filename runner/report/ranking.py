@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from runner.errors import ConfigError, Fault
 from runner.report.score import (
     NO_SCORE,
-    describe_change,
+    ScoreChange,
+    change_of,
     informative,
     is_held_out,
     is_more_better,
@@ -59,12 +60,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """A score before and after training, and its change, as text."""
+    """A score before and after training, as text, and its change."""
 
     name: str
     before: str
     after: str
-    change: str
+    change: ScoreChange
 
 
 def choose_objective(
@@ -189,6 +190,6 @@ def score_rows(run: RunRecord) -> list[ScoreRow]:
             more_is_better = None
         before = run.before.get(name)
         after = run.after.get(name)
-        change = describe_change(more_is_better, before, after)
+        change = change_of(more_is_better, before, after)
         rows.append(ScoreRow(name, number(before), number(after), change))
     return rows

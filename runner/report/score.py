@@ -6,10 +6,11 @@ guesses for all other scores.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from runner.io.visible import to_visible
 from runner.report.number import format_difference
-from runner.run.history import CLOCK, is_finite
+from runner.run.history import CLOCK, MACHINE, is_finite
 from runner.run.record import RunRecord
 from runner.schema.literal import number
 from runner.schema.text import Node, named, select
@@ -36,7 +37,6 @@ SHOWN = (
 QUIET = (
     "logits/",
     "logps/",
-    "memory/",
     "_length",
     "clip",
     "min_reward",
@@ -45,6 +45,15 @@ QUIET = (
     "/std",
     "_std",
 )
+
+
+@dataclass(frozen=True)
+class ScoreChange:
+    """The change of a score by training."""
+
+    text: str = ""  # empty unless the score is known before and after
+    is_visible: bool = False  # the two scores differ as they are shown
+    is_worse: bool = False  # they do, and it is known which way is better
 
 
 def is_held_out(name: str, figure: str) -> bool:
@@ -67,7 +76,9 @@ def informative(names: Iterable[str]) -> list[str]:
 
 
 def _is_quiet(name: str) -> bool:
-    return name.endswith(CLOCK) or any(word in name for word in QUIET)
+    if name.endswith(CLOCK) or name.removeprefix("eval_").startswith(MACHINE):
+        return True
+    return any(word in name for word in QUIET)
 
 
 def metrics_of(runs: Sequence[RunRecord]) -> dict[str, Node]:
@@ -98,15 +109,18 @@ def is_more_better(runs: Sequence[RunRecord], name: str) -> bool | None:
     return None
 
 
-def describe_change(more_is_better: bool | None, before: float | None, after: float | None) -> str:
-    """The change of a score as text, with "worse" where it is; empty unless both are known."""
+def change_of(
+    more_is_better: bool | None, before: float | None, after: float | None
+) -> ScoreChange:
+    """The change of a score; its text ends with "worse" where it is."""
     if before is None or after is None:
-        return ""
-    change = format_difference(before, after)
+        return ScoreChange()
+    text = format_difference(before, after)
     is_visible = number(before) != number(after)
-    if is_visible and (after < before) == more_is_better:
-        change += " worse"
-    return change
+    is_worse = is_visible and (after < before) == more_is_better
+    if is_worse:
+        text += " worse"
+    return ScoreChange(text, is_visible, is_worse)
 
 
 def list_figures(line: Mapping[str, object]) -> list[str]:

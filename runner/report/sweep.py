@@ -17,7 +17,7 @@ from runner.report.facts import choices_of, command_of
 from runner.report.index import RunOfMany
 from runner.report.number import format_value, plural, sample_sd, short
 from runner.report.ranking import ASKED_FOR, SweepObjective
-from runner.report.score import describe_change, informative
+from runner.report.score import ScoreChange, change_of, informative
 from runner.run.record import RunRecord
 from runner.schema.literal import number
 
@@ -53,10 +53,10 @@ class SweepSetting:
         """The sample standard deviation over seeds; None with fewer than two."""
         return sample_sd(self.scores.get(name, []))
 
-    def change(self, objective: SweepObjective | None) -> str:
-        """The mean change of the objective by training, as text; empty where no run has both."""
+    def change(self, objective: SweepObjective | None) -> ScoreChange:
+        """The mean change of the objective by training, over the runs that have both scores."""
         if objective is None:
-            return ""
+            return ScoreChange()
         name = objective.name
         before = []
         after = []
@@ -65,8 +65,8 @@ class SweepSetting:
                 before.append(run.before[name])
                 after.append(run.after[name])
         if not before:
-            return ""
-        return describe_change(objective.maximise, fmean(before), fmean(after))
+            return ScoreChange()
+        return change_of(objective.maximise, fmean(before), fmean(after))
 
     @property
     def state(self) -> str:

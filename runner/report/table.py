@@ -150,7 +150,7 @@ def _setting_columns(summary: Summary, settings: Sequence[SweepSetting]) -> list
 
     scores = _score_columns(summary, settings)
     columns += scores[:1]
-    changes = [setting.change(summary.objective) for setting in settings]
+    changes = [setting.change(summary.objective).text for setting in settings]
     if any(changes):
         columns.append(Column("change", changes))
     if not summary.all_finished:
@@ -244,7 +244,7 @@ def score_table(run: RunRecord, width: int = 80) -> list[str]:
     names = [row.name for row in rows]
     before = [row.before for row in rows]
     after = [row.after for row in rows]
-    changes = [row.change for row in rows]
+    changes = [row.change.text for row in rows]
     columns = [
         Column("held out", names, needed=True, left=True),
         Column("before", before),

@@ -19,7 +19,8 @@ LENGTH = "completions/mean_length"  # it scales the alarm ``kl``; no alarm is ab
 MUST_BE_NUMBERS = ("reward", "kl", "objective/scores", "objective/kl")
 EARNED = ("reward", "objective/scores", "self_distillation/reward_mean")
 # All that Step.noted may hold. ``training.health`` drops any other figure, and an alarm that looks
-# at it is silent for good.
+# at it is silent for good. Nobody gathers these over the processes of a run: a trainer must log the
+# same number in each of them.
 NOTED = {
     *MARGINS,
     *RANKINGS,

@@ -20,6 +20,7 @@ from runner.io.turns import Row
 from runner.metric.ask import Metric
 from runner.run import Run
 from runner.run.adjustments import count_halvings
+from runner.run.history import MACHINE
 from runner.schema import upstream
 from runner.schema.did_you_mean import best_guess
 from runner.schema.type import shortened
@@ -31,9 +32,6 @@ SHOWN = 4  # prompts whose answers are written where nothing else asks for any
 BATCH_SIZE = 64  # prompts side by side, until memory runs out
 # How the names of figures end that say how long something took or how far it is.
 CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")
-# How the names of figures begin that say what a step took of the machine; ``callback.record`` adds
-# them to every line.
-MACHINE = ("time/", "memory/")
 
 
 def held_out_scores(trainer: Trainer) -> dict[str, float]:
