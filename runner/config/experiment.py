@@ -370,12 +370,14 @@ class Experiment(Part):
     @cached_property
     def rewards(self) -> dict[str, RewardPart]:
         """The rewards by their names; a single one is called ``reward``."""
-        return {name: RewardPart.read(node) for name, node in self.group("reward").items()}
+        nodes = self.group("reward")
+        return {name: RewardPart.read(node) for name, node in nodes.items()}
 
     @cached_property
     def metrics(self) -> dict[str, MetricPart]:
         """The held-out metrics by their names; a single one is called ``metric``."""
-        return {name: MetricPart.read(node) for name, node in self.group("metric").items()}
+        nodes = self.group("metric")
+        return {name: MetricPart.read(node) for name, node in nodes.items()}
 
     @property
     def weights(self) -> Mapping[str, Node]:

@@ -21,7 +21,10 @@ def read_menu(folders: Sequence[Path] = ()) -> Options:
         for file in root.glob("*/*.yaml"):
             if file.is_file():
                 options.setdefault(file.parent.name, set()).add(file.stem)
-    return {group: sorted(names) for group, names in sorted(options.items())}
+    sorted_options = {}
+    for group in sorted(options):
+        sorted_options[group] = sorted(options[group])
+    return sorted_options
 
 
 @cache

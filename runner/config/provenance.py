@@ -173,9 +173,11 @@ def read_provenance(
         value = override.value()
         if isinstance(value, Mapping) and value:
             for inner_key, inner_value in flatten(value).items():
-                settings.append(Setting(f"{key}.{inner_key}", to_text(inner_value), place))
+                text = to_text(inner_value)
+                settings.append(Setting(f"{key}.{inner_key}", text, place))
         else:
-            settings.append(Setting(key, override.input_line.partition("=")[2], place))
+            text = override.input_line.partition("=")[2]
+            settings.append(Setting(key, text, place))
     return Provenance(cfg, settings)
 
 

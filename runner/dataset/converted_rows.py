@@ -224,11 +224,14 @@ def _is_in_turns(rows: Dataset, modality: Modality) -> bool:
     def look(cells: Batch) -> dict[str, list[bool]]:
         seen = []
         for row in zip(*cells.values(), strict=True):
-            seen.append(modality.is_in(dict(zip(cells, row, strict=True))))
+            cells_of_row = dict(zip(cells, row, strict=True))
+            seen.append(modality.is_in(cells_of_row))
         return {"seen": seen}
 
     key = cache_key(rows._fingerprint, "media", modality.column)
-    return bool(column_beside(rows.select_columns(columns), "seen", "bool", look, key).any())
+    media_columns = rows.select_columns(columns)
+    seen_by_row = column_beside(media_columns, "seen", "bool", look, key)
+    return bool(seen_by_row.any())
 
 
 # --- Types of columns ---------------------------------------------------------------------------

@@ -88,7 +88,8 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
         with _without_warnings():
             _check_source(node, to or "", check, trains=trains)
         check.faults = [_under(where, fault, trains=trains) for fault in check.faults]
-        evals = request.named_sets((node.get("split") or {}).get("eval"))
+        split = node.get("split") or {}
+        evals = request.named_sets(split.get("eval"))
         for name, source in evals.items():
             if isinstance(source, Mapping):
                 key = f"{where}.split.eval.{name}".removesuffix(".")
@@ -398,7 +399,8 @@ def find_swapped_sides(rows: Sequence[Row], columns: RoleColumns) -> Iterator[Fa
                 expected="the better side as the chosen one",
                 fix=f"dataset.columns.chosen={rejected} dataset.columns.rejected={chosen}",
             )
-    if "margin" in names and all(_is_less(row.get("margin"), 0) for row in rows):
+    margins = [row.get("margin") for row in rows]
+    if "margin" in names and all(_is_less(margin, 0) for margin in margins):
         yield Fault(
             where="dataset",
             found=f"margin is below 0 in all {len(rows):,} rows",

@@ -165,7 +165,8 @@ def _guess_types(builder: DatasetBuilder) -> Features:
     types: dict[str, Any] = {}
     for name in names:
         try:
-            table = pa.table({name: [row.get(name) for row in rows]})
+            values = [row.get(name) for row in rows]
+            table = pa.table({name: values})
             types |= Features.from_arrow_schema(table.schema)
         except (pa.ArrowInvalid, pa.ArrowTypeError):  # several types
             types[name] = Json()

@@ -17,7 +17,7 @@ from runner.dataset.media_source import find_media
 from runner.dataset.remote_files import copy_here
 from runner.dataset.request import Use, read_cuts, read_limits, split_of, unnamed_sets
 from runner.dataset.row_source import RowSource, open_source, translate_dataset_errors
-from runner.dataset.source_files import Files, find_files, path_text
+from runner.dataset.source_files import find_files, path_text
 from runner.errors import DataError, Fault
 from runner.io.files import JsonObject
 from runner.schema.text import Node
@@ -46,7 +46,19 @@ def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: in
     cut, evals = read_cuts(node.get("split"))
     limits = read_limits(node.get("limit"))
     files = find_files(copy_here(node["path"]))
-    source = _open(node, files)
+    # As a stream where reading all of it would take long.
+    path = path_text(node["path"])
+    config = node.get("config")
+    revision = node.get("revision")
+    if files:
+        size = sum(file.stat().st_size for file in files.paths)
+        is_long = size > MAX_BYTES_WHOLE
+    else:
+        with translate_dataset_errors(path):
+            builder = load_dataset_builder(path, config, revision=revision)
+            is_long = not os.path.exists(builder.cache_dir)
+    is_streamed = is_long or bool(node.get("streaming"))
+    source = open_source(path, files, config, revision, is_streamed)
     head = Head(folder / "whole", folder / "short")
     paths = files.paths if files else ()
     media = find_media(paths, node.get("image_folder"), False)
@@ -67,22 +79,6 @@ def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: in
         held_out_sets[name] = _write(rows, source, head, file_name, held_out)
     head.split["eval"] = unnamed_sets(held_out_sets)
     return head
-
-
-def _open(node: Node, files: Files | None) -> RowSource:
-    """The dataset of a node, as a stream where reading all of it would take long."""
-    path = path_text(node["path"])
-    config = node.get("config")
-    revision = node.get("revision")
-    if files:
-        size = sum(file.stat().st_size for file in files.paths)
-        is_long = size > MAX_BYTES_WHOLE
-    else:
-        with translate_dataset_errors(path):
-            builder = load_dataset_builder(path, config, revision=revision)
-            is_long = not os.path.exists(builder.cache_dir)
-    is_streamed = is_long or bool(node.get("streaming"))
-    return open_source(path, files, config, revision, is_streamed)
 
 
 def _read(source: RowSource, use: Use, cut: str, count: int) -> list[Row]:

@@ -119,7 +119,8 @@ def _warn_of_shared_rows(train: Rows | None, held_out: Rows, label: str) -> None
     """Say how many held-out rows are trained on too; of streams nobody can know."""
     if not isinstance(train, Dataset) or not isinstance(held_out, Dataset):
         return
-    shared = int(np.isin(digests(held_out), digests(train)).sum())
+    is_shared = np.isin(digests(held_out), digests(train))
+    shared = int(is_shared.sum())
     if shared:
         log.warning("%s: %d of %d held-out rows are also trained on", label, shared, len(held_out))
 

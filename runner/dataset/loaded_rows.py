@@ -35,7 +35,8 @@ def list_columns(rows: Rows) -> list[str]:
 
 def cache_key(*parts: object) -> str:
     """A name for a result in the cache, from everything that it depends on."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def key_of_steps(steps: Sequence[Step]) -> list[list[str]]:
@@ -43,7 +44,8 @@ def key_of_steps(steps: Sequence[Step]) -> list[list[str]]:
     keys = []
     for step in steps:
         settings = step.keywords if isinstance(step, functools.partial) else vars(step)
-        keys.append([code_hash(step), repr(sorted(settings.items()))])
+        settings_key = repr(sorted(settings.items()))
+        keys.append([code_hash(step), settings_key])
     return keys
 
 

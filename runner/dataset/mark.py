@@ -174,7 +174,8 @@ class Marks:
                 return mark_place(modality)
             if medium not in media.items[media.listed :]:
                 media.items.append(medium)
-            return str(MediumMark(modality, media.items.index(medium, media.listed)))
+            number = media.items.index(medium, media.listed)
+            return str(MediumMark(modality, number))
         text = part_text(part)
         if not isinstance(text, str):
             modality = next(iter(self.media))

@@ -81,7 +81,8 @@ def open_source(
             options = dict(files.options)
             columns = read_columns(files) if files.reader == "csv" else []
             if columns:  # without types, and what is text must not become numbers
-                options["features"] = Features({name: Value("string") for name in columns})
+                types = {name: Value("string") for name in columns}
+                options["features"] = Features(types)
             data_files = {}
             for split, names in files.splits.items():
                 # The library takes the names of files for patterns.
@@ -90,23 +91,19 @@ def open_source(
         else:
             builder = datasets.load_dataset_builder(path, config, revision=revision)
         if streaming:
-            return _open_streams(path, files, builder)
+            if files:
+                check_files(files, 4 * MAX_BYTES_READ // len(files.paths))
+            streams = builder.as_streaming_dataset()
+            # JSON comes in exact types, which are known before it flows.
+            if builder.name == "json" and (files or "timestamp" in repr(builder.info.features)):
+                builder = build_exact(builder)
+                streams = builder.as_streaming_dataset()
+            return RowSource(path, builder, tuple(streams), streams)
         # What is in the cache was checked before, and is unchanged.
         if files and not os.path.exists(builder.cache_dir):
             check_files(files)
         builder = prepare(builder)
     return RowSource(path, builder, tuple(builder.info.splits))
-
-
-def _open_streams(path: str, files: Files | None, builder: DatasetBuilder) -> RowSource:
-    """The dataset as streams; JSON comes in exact types, which are known before it flows."""
-    if files:
-        check_files(files, 4 * MAX_BYTES_READ // len(files.paths))
-    streams = builder.as_streaming_dataset()
-    if builder.name == "json" and (files or "timestamp" in repr(builder.info.features)):
-        builder = build_exact(builder)
-        streams = builder.as_streaming_dataset()
-    return RowSource(path, builder, tuple(streams), streams)
 
 
 @contextmanager

@@ -122,7 +122,8 @@ def _scan(path: Path, reader: str, max_bytes: int | None = None) -> Iterator[Ent
     except DataError as error:
         yield from error.faults
     except UnicodeDecodeError as error:
-        yield faults.not_utf8(path, undecodable(error.object, str(path)))
+        finding = undecodable(error.object, str(path))
+        yield faults.not_utf8(path, finding)
     except PermissionError:
         yield Fault(
             where=str(path),

@@ -74,7 +74,8 @@ class BoundedLines:
         fix = to_see(self.path, number).replace("  (", " | head -c 300  (", 1)
         if is_list:
             stem = self.path.name.partition(".")[0]
-            rows = quote(str(self.path.with_name(f"{stem}.jsonl")))
+            rows_file = self.path.with_name(f"{stem}.jsonl")
+            rows = quote(str(rows_file))
             list_rows = unpacked(self.path, "jq -c '.[]'")
             fix = f"{list_rows} > {rows}, then dataset.path={rows}"
         return Fault(

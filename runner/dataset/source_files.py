@@ -77,7 +77,8 @@ class Files:
         In a folder without names of splits each file is in ``train`` and in a split of its own
         name. Files that are asked for by their own name, to be held out, are then not trained on.
         """
-        in_several = sum(map(len, self.splits.values())) > len(self.paths)
+        count = sum(map(len, self.splits.values()))
+        in_several = count > len(self.paths)
         if not in_several or not self.splits.keys() >= set(splits):
             return self
         wanted = {name: self.splits[name] for name in splits}
@@ -162,7 +163,8 @@ def _find_several(paths: list[str]) -> Files:
             fix="dataset=mixture, with each under dataset.parts",
         )
         raise DataError(fault)
-    return _to_files(path_text(paths), {"train": [Path(name) for name in names]})
+    named_files = [Path(name) for name in names]
+    return _to_files(path_text(paths), {"train": named_files})
 
 
 def _no_such_file(where: str, found: str, fix: str = PATH_FIX) -> DataError:
@@ -206,7 +208,8 @@ def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
             if suffix_of(file) in READERS:
                 stem = Path(without_compression(file.name)).stem
                 name = re.sub(r"-\d+-of-\d+$", "", stem)
-                splits.setdefault(re.sub(r"\W", "_", name), []).append(file)
+                split_name = re.sub(r"\W", "_", name)
+                splits.setdefault(split_name, []).append(file)
         if splits and not _are_splits(splits):
             all_files = list(chain.from_iterable(splits.values()))
             return {"train": all_files, **splits}

@@ -129,8 +129,9 @@ def carries_weights(rows: Rows) -> bool:
             continue
         texts = pc.list_flatten(plain[name][:]).cast(pa.string())
         likely = texts.filter(pc.match_substring(texts, '"weight":'))
-        if any(json.loads(text).get("weight") is not None for text in likely.to_pylist()):
-            return True
+        for turn_text in likely.to_pylist():
+            if json.loads(turn_text).get("weight") is not None:
+                return True
     return False
 
 

@@ -151,12 +151,14 @@ def _texts_of_training(experiment: Experiment, steps: int) -> int | None:
     if steps > 0:
         accumulated = setting(args, "gradient_accumulation_steps", 1)
         texts_of_step = batch_size(args) * accumulated * experiment.launcher.all_processes
-        return round(float(steps * texts_of_step / setting(args, "num_iterations", 1)))
+        iterations = setting(args, "num_iterations", 1)
+        return round(float(steps * texts_of_step / iterations))
     rows = experiment.dataset.limits.get("train")
     if not rows:
         return None
     epochs = setting(args, "num_train_epochs", 3.0)
-    return round(float(rows * epochs * setting(args, "num_generations", 1)))
+    generations = setting(args, "num_generations", 1)
+    return round(float(rows * epochs * generations))
 
 
 def _arguments_of(part: Part) -> Collection[str]:

@@ -70,7 +70,8 @@ class PredictionFile:
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = self.partial.with_suffix(".lock")
-        FolderError.refuse(foreign_faults(filter(Path.is_symlink, [self.partial, lock])))
+        links = filter(Path.is_symlink, [self.partial, lock])
+        FolderError.refuse(foreign_faults(links))
         lock.touch()  # raises at once where FileLock would wait as if another process had it
         try:
             with FileLock(lock, timeout=0):

@@ -170,7 +170,8 @@ def _score_group(model: nn.Module, texts: Sequence[Sequence[int]], autocast: Aut
         with as_if_alone(model, ids_BT, mask_BT) as padded_BT:
             logits = model(input_ids=padded_BT, attention_mask=mask_BT).logits
             return logits[:, 0].float()
-    places = torch.tensor([place_of_score(ids, padding_of(model)) for ids in texts])
+    padding = padding_of(model)
+    places = torch.tensor([place_of_score(ids, padding) for ids in texts])
     positions_B = torch.arange(len(texts)) * ids_BT.shape[1] + places
     with autocast():
         states_BH = last_hidden_states(

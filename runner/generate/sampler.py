@@ -519,7 +519,8 @@ def _cut_at_stops(
     tokens_BR = tokens_BR.cpu()
     lengths = []
     for tokens_R, limit in zip(tokens_BR, limits, strict=True):
-        lengths.append(min(len(cut(tokens_R, how.stop_ids)), limit))
+        length = len(cut(tokens_R, how.stop_ids))
+        lengths.append(min(length, limit))
     return _cut_rows(tokens_BR, logprobs_BR, torch.tensor(lengths))
 
 

@@ -115,7 +115,8 @@ class Guard:
         states = [torch.random.get_rng_state()]
         if torch.cuda.is_initialized():
             states.append(torch.cuda.get_rng_state())
-        digest = hashlib.sha256(torch.cat(states).numpy().tobytes()).hexdigest()
+        state = torch.cat(states).numpy().tobytes()
+        digest = hashlib.sha256(state).hexdigest()
         return undisturbed(self.name, [arguments, digest])
 
     @contextlib.contextmanager
@@ -175,7 +176,8 @@ def guard_tool(
             )
         )
     function: Any = call if inspect.isroutine(call) else call.__call__
-    guard = Guard(getattr(call, "__name__", type(call).__name__), seconds)
+    name = getattr(call, "__name__", type(call).__name__)
+    guard = Guard(name, seconds)
     return guard.guard(function, check_text, bound, where)
 
 

@@ -235,7 +235,8 @@ def _cut_off(node: Node, size: float) -> _Cut | None:
 
     None where no slice says it, or where no row would be left.
     """
-    match = SLICE.fullmatch(node.get("split", {}).get("train", "train"))
+    split = node.get("split", {})
+    match = SLICE.fullmatch(split.get("train", "train"))
     if match is None:
         return None
     name, end, percent = match.groups(default="")

@@ -308,7 +308,10 @@ def _shell_reference(text: str) -> str:
 def _without_secrets(key: str, value: object) -> object:
     """The value of a key, in which HIDDEN takes the place of each secret."""
     if isinstance(value, Mapping):
-        return {name: _without_secrets(str(name), inner) for name, inner in value.items()}
+        public = {}
+        for name, inner in value.items():
+            public[name] = _without_secrets(str(name), inner)
+        return public
     if isinstance(value, list):
         return [_without_secrets(key, element) for element in value]
     if not isinstance(value, str) or not value:

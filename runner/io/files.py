@@ -266,7 +266,8 @@ def _seek_behind(file: IO[bytes], step: int) -> list[JsonObject]:
         # An earlier row was met. Without one, all lines of the file are later.
         if len(later_lines) < len(lines):
             break
-    file.seek(-sum(map(len, later_lines)), os.SEEK_END)
+    size = sum(map(len, later_lines))
+    file.seek(-size, os.SEEK_END)
     rows = map(read_step, later_lines)
     return [row for row in rows if row]
 
@@ -302,8 +303,12 @@ def sha256(path: Path) -> str:
 
 def files_of(folder: Path) -> dict[str, str]:
     """The hash of every file below a folder, by its relative name."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): sha256(path) for path in paths}
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    digests = {}
+    for path in sorted(paths):
+        name = path.relative_to(folder).as_posix()
+        digests[name] = sha256(path)
+    return digests
 
 
 def set_aside(path: Path) -> Path:

@@ -145,7 +145,8 @@ def probe_habits(write: WriteTurns) -> TemplateHabits:
     if writes_probe({"role": "developer", "content": PROBE_TEXT}, question, answer):
         developer = "developer"
     writes_mapping = writes_probe(question, *call({"at": PROBE_TEXT}), answer)
-    writes_text = writes_probe(question, *call(json.dumps({"at": PROBE_TEXT})), answer)
+    turns_of_text = call(json.dumps({"at": PROBE_TEXT}))
+    writes_text = writes_probe(question, *turns_of_text, answer)
     takes_mappings = writes_mapping or not writes_text
     arguments: object = {"at": "here"}
     if not takes_mappings:

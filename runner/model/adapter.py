@@ -271,7 +271,8 @@ def _trained_layers(
     if peft_config is None:
         trained = set()
         for layer in layers:
-            if any(weight.requires_grad for weight in model.get_submodule(layer).parameters()):
+            weights = model.get_submodule(layer).parameters()
+            if any(weight.requires_grad for weight in weights):
                 trained.add(layer)
         return trained
     names = set(getattr(peft_config, "modules_to_save", None) or ())

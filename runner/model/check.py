@@ -104,7 +104,8 @@ def _find_new_model_faults(node: Node, head: str) -> list[Fault]:
 
 def _find_whole_model_faults(folder: ModelFolder, node: Node, head: str) -> list[Fault]:
     """Faults of a folder that holds a whole model, which the node loads."""
-    faults = find_config_faults(folder, head, trust=bool(node.get("trust_remote_code")))
+    trust = bool(node.get("trust_remote_code"))
+    faults = find_config_faults(folder, head, trust=trust)
     if faults:
         return faults
     return find_weight_faults(folder, safetensors_only=node.get("safetensors_only", True))

@@ -277,7 +277,8 @@ def _list_added_tokens(content: JsonObject, config: JsonObject) -> list[tuple[in
         entries.append((int(number), entry))
     added = []
     for number, entry in entries:
-        token = AddedToken(entry["content"], special=bool(entry.get("special")))
+        is_special = bool(entry.get("special"))
+        token = AddedToken(entry["content"], special=is_special)
         added.append((number, token))
     return added
 

@@ -30,7 +30,8 @@ def find_tuning_faults(folder: ModelFolder, peft: object) -> Iterator[Fault]:
     for name in folder.shapes:
         weights += [f"{prefix}{name}" for prefix in BACKBONES]
     weights += [f"{layer}.weight" for layer in OUTPUT_LAYERS]
-    yield from find_pattern_faults("peft.matching", _as_list(peft.get("matching")), weights)
+    patterns = _as_list(peft.get("matching"))
+    yield from find_pattern_faults("peft.matching", patterns, weights)
 
     modules = _list_modules(weights)
     # The matrices of layers, which adapters are put on.
@@ -48,7 +49,8 @@ def find_tuning_faults(folder: ModelFolder, peft: object) -> Iterator[Fault]:
     if target.endswith("OFTConfig"):
         widths = {shape[1] for name, shape in matrices.items() if _is_target(name, targets)}
         yield from _find_block_faults(peft, widths)
-    yield from find_pattern_faults("peft.full", _as_list(peft.get("full")), weights)
+    patterns = _as_list(peft.get("full"))
+    yield from find_pattern_faults("peft.full", patterns, weights)
     yield from find_selection_faults(peft, modules)
 
     virtual_tokens = peft.get("num_virtual_tokens")
@@ -247,7 +249,9 @@ def _find_module_name_faults(settings: Node, modules: Collection[str]) -> Iterat
         value = settings.get(key) or ()
         if isinstance(value, str):
             names = [value]
-            missing = names if not any(re.fullmatch(value, module) for module in modules) else []
+            missing = names
+            if any(re.fullmatch(value, module) for module in modules):
+                missing = []
         else:
             names = list(value)
             missing = []

@@ -121,8 +121,8 @@ def _find_layer_faults(folder: ModelFolder) -> Iterator[Fault]:
     for name in folder.shapes:
         match = LAYER_WEIGHT.search(name)
         if match:
-            number = int(match[1])
-            layers.setdefault(number, set()).add(match[2])
+            names = layers.setdefault(int(match[1]), set())
+            names.add(match[2])
     depth = folder.config.get("num_hidden_layers")
     first = layers.get(0, set())
     lacking: list[str] = []

@@ -96,7 +96,8 @@ def train_weights(model: PreTrainedModel, *, matching: Sequence[str]) -> PreTrai
     faults += find_pattern_faults("peft.matching", matching, list(weights))
     ConfigError.refuse(faults)
     for name, weight in weights.items():
-        weight.requires_grad_(any(re.search(pattern, name) for pattern in matching))
+        is_trained = any(re.search(pattern, name) for pattern in matching)
+        weight.requires_grad_(is_trained)
     return model
 
 

@@ -233,7 +233,8 @@ def _render_apart(text: str, tokens: Mapping[str, str]) -> RenderedProbe | None:
         except Exception as error:  # a template computes, and can fail in any way
             line = getattr(error, "lineno", None)
             probe = RenderedProbe(error=str(error)[:300], line=line)
-        shared.write(json.dumps(asdict(probe)).encode())
+        content = json.dumps(asdict(probe))
+        shared.write(content.encode())
         yield probe.text
 
     excess = find_excess(attempt())

@@ -131,7 +131,15 @@ def load_tokenizer(
     if pad_token is not None:
         tokenizer.pad_token = pad_token
     elif tokenizer.pad_token is None:
-        _choose_pad_token(tokenizer, vocabulary)
+        # A pad token that ends no text, or else the end token.
+        tokenizer.pad_token = tokenizer.eos_token
+        reason = "the vocabulary has no other candidate"
+        for token in PAD_TOKENS:
+            if token in vocabulary.tokens and token != tokenizer.eos_token:
+                tokenizer.pad_token = token
+                reason = "it does not end a text"
+                break
+        log.info("pad token: %s, because %s", tokenizer.pad_token, reason)
     set_template(tokenizer, chat_template)
     if processor is not tokenizer:
         processor.chat_template = tokenizer.chat_template
@@ -205,18 +213,6 @@ def _add_tokens(tokenizer: PreTrainedTokenizerBase, node: Node) -> None:
                     fix="=[<token>]",
                 )
             )
-
-
-def _choose_pad_token(tokenizer: PreTrainedTokenizerBase, vocabulary: Vocabulary) -> None:
-    """Have a tokenizer pad with a token that ends no text, or else with its end token."""
-    tokenizer.pad_token = tokenizer.eos_token
-    reason = "the vocabulary has no other candidate"
-    for token in PAD_TOKENS:
-        if token in vocabulary.tokens and token != tokenizer.eos_token:
-            tokenizer.pad_token = token
-            reason = "it does not end a text"
-            break
-    log.info("pad token: %s, because %s", tokenizer.pad_token, reason)
 
 
 # --- Models -------------------------------------------------------------------------------------
@@ -385,7 +381,8 @@ def _load_whole(
     may_be_new = SEQ_CLS_HEAD_NAMES if head == "score" else ()
     missing = [name for name in report["missing_keys"] if name.split(".")[0] not in may_be_new]
     if missing:
-        raise ConfigError(missing_weights(folder, len(missing), min(missing)))
+        fault = missing_weights(folder, len(missing), min(missing))
+        raise ConfigError(fault)
     return model
 
 

@@ -136,7 +136,8 @@ def _logits(model: nn.Module, probe: Tensor) -> Tensor:
 
 def _distance(logits: Tensor, model: nn.Module, probe: Tensor) -> float:
     """The largest difference between these logits and those of a model."""
-    return float((logits - _logits(model, probe)).abs().max())
+    distances = (logits - _logits(model, probe)).abs()
+    return float(distances.max())
 
 
 def _check_same(source: Path, distance: float, largest: float) -> None:

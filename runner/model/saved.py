@@ -171,7 +171,10 @@ def gather_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor] | None:
             if weight.requires_grad:
                 trained[name] = weight
         with whole_weights(*trained.values()):
-            return {name: weight.detach().cpu().clone() for name, weight in trained.items()}
+            copies = {}
+            for name, weight in trained.items():
+                copies[name] = weight.detach().cpu().clone()
+            return copies
     weights = nn.Module.state_dict(model)  # all of them, whatever a class of its own would save
     if not any(isinstance(weight, DTensor) for weight in weights.values()):
         return None

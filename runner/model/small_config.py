@@ -63,7 +63,26 @@ def shrink(config: PretrainedConfig) -> PretrainedConfig:
     """The config of a narrow model of few layers, all of whose sizes still go together."""
     small = shorten(config)
     for part in _list_parts(small):
-        _narrow(part)
+        width_before = getattr(part, "hidden_size", None)
+        _narrow_heads(part)
+        for name, limit in LIMITS.items():
+            value = _value(part, name)
+            if type(value) is int:
+                setattr(part, name, min(value, limit))
+        for name in list(vars(part)):
+            if "intermediate_size" in name or name in INNER_WIDTHS:
+                share = part.hidden_size / width_before
+                setattr(part, name, _narrow_width(getattr(part, name), share))
+        if hasattr(part, "word_embed_proj_dim"):
+            part.word_embed_proj_dim = part.hidden_size
+        if hasattr(part, "qk_head_dim"):
+            part.head_dim = part.qk_rope_head_dim
+            part.qk_head_dim = part.qk_nope_head_dim + part.qk_rope_head_dim
+        # Older configs have the second name.
+        name = "rope_parameters" if hasattr(part, "rope_parameters") else "rope_scaling"
+        settings = getattr(part, name, None)
+        if isinstance(settings, dict):
+            setattr(part, name, _narrow_rotation(settings))
     return small
 
 
@@ -108,7 +127,9 @@ def _remove_layers(part: PretrainedConfig, depth: int) -> None:
     layers = _first_of_each_kind(settings, depth)
     count = max(2, len(layers))
     if not settings:  # without a list of kinds a period may say where they come
-        count = max([count, *_periods_of(part)])
+        periods = [getattr(part, name, None) for name in PERIODS]
+        whole_periods = [period for period in periods if isinstance(period, int)]
+        count = max([count, *whole_periods])
     others = [layer for layer in range(depth) if layer not in layers]
     layers = (layers + others)[:count]
 
@@ -133,12 +154,6 @@ def _first_of_each_kind(settings: Mapping[str, Sequence[Any]], depth: int) -> li
     return list(first_layers.values())
 
 
-def _periods_of(part: PretrainedConfig) -> list[int]:
-    """The numbers of layers after which a pattern begins again."""
-    periods = [getattr(part, name, None) for name in PERIODS]
-    return [period for period in periods if isinstance(period, int)]
-
-
 def _are_layer_numbers(values: Sequence[Any]) -> bool:
     """True for a list that names some layers, such as those with experts, by ascending numbers."""
     if len(values) <= 2 or any(type(value) is not int for value in values):
@@ -147,30 +162,6 @@ def _are_layer_numbers(values: Sequence[Any]) -> bool:
 
 
 # --- Narrow layers ------------------------------------------------------------------------------
-
-
-def _narrow(part: PretrainedConfig) -> None:
-    """Make heads, experts, windows and widths small."""
-    width_before = getattr(part, "hidden_size", None)
-    _narrow_heads(part)
-    for name, limit in LIMITS.items():
-        value = _value(part, name)
-        if type(value) is int:
-            setattr(part, name, min(value, limit))
-    for name in list(vars(part)):
-        if "intermediate_size" in name or name in INNER_WIDTHS:
-            share = part.hidden_size / width_before
-            setattr(part, name, _narrow_width(getattr(part, name), share))
-    if hasattr(part, "word_embed_proj_dim"):
-        part.word_embed_proj_dim = part.hidden_size
-    if hasattr(part, "qk_head_dim"):
-        part.head_dim = part.qk_rope_head_dim
-        part.qk_head_dim = part.qk_nope_head_dim + part.qk_rope_head_dim
-    # Older configs have the second name.
-    name = "rope_parameters" if hasattr(part, "rope_parameters") else "rope_scaling"
-    settings = getattr(part, name, None)
-    if isinstance(settings, dict):
-        setattr(part, name, _narrow_rotation(settings))
 
 
 def _value(part: PretrainedConfig, name: str) -> Any:

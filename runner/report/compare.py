@@ -82,7 +82,9 @@ def sections_of(ours: RunRecord, theirs: RunRecord) -> list[Section]:
     for subject, our_facts in facts_of(ours).items():
         rows = []
         for name, our_fact, their_fact in differences(our_facts, their_facts[subject]):
-            rows.append(SectionRow(name, _cell_text(our_fact), _cell_text(their_fact)))
+            our_text = _cell_text(our_fact)
+            their_text = _cell_text(their_fact)
+            rows.append(SectionRow(name, our_text, their_text))
         is_unknown = not our_facts and not their_facts[subject]
         sections.append(Section(subject, rows, unknown=is_unknown))
     sections.append(_score_section("results", ours.after, theirs.after))

@@ -108,7 +108,8 @@ def first_rows(cfg: Config) -> list[list[tuple[str, str]]]:
     path = Path(shipped(dataset_path))
     # A folder has a file for each split; ``train[:100]`` is a slice of the split ``train``.
     if path.is_dir():
-        split = str(select(cfg, "dataset.split.train") or "train").partition("[")[0]
+        cut = select(cfg, "dataset.split.train") or "train"
+        split = str(cut).partition("[")[0]
         path = path / f"{split}.jsonl"
     if path.suffix != ".jsonl" or not path.is_file():
         return []
@@ -130,7 +131,8 @@ def facts_of(run: RunRecord) -> dict[str, dict[str, object]]:
     if "python" in run.manifest:
         facts["versions"]["python"] = run.manifest["python"]
     facts["model"].pop("path", None)
-    facts["code"] = _facts_of_code(flatten(run.manifest.get("git") or {}))
+    git = flatten(run.manifest.get("git") or {})
+    facts["code"] = _facts_of_code(git)
     facts["command"] = {}
     for word in words_of(run) or ():
         key, sign, text = word.partition("=")

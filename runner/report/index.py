@@ -29,8 +29,9 @@ from runner.run.record import RunRecord, read_run
 
 INDEX = ".index.sqlite"
 # The name of the table tells the version of the code that made its rows.
-SOURCES = "".join(sha256(Path(str(module.__file__))) for module in (facts, number, history, record))
-TABLE_NAME = f"runs_{hashlib.sha256(SOURCES.encode()).hexdigest()[:10]}"
+SOURCES = [Path(str(module.__file__)) for module in (facts, number, history, record)]
+VERSION = hashlib.sha256("".join(map(sha256, SOURCES)).encode()).hexdigest()[:10]
+TABLE_NAME = f"runs_{VERSION}"
 TABLE = f"CREATE TABLE {TABLE_NAME} (folder BLOB PRIMARY KEY, record TEXT, seal TEXT)"
 
 

@@ -55,7 +55,8 @@ GLOBALS = {
 }
 SCRIPTS = [TEMPLATE / "uplot" / "uPlot.iife.min.js", TEMPLATE / "page.js"]
 SCRIPT = Markup("\n".join(path.read_text() for path in SCRIPTS))
-SCRIPT_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+SCRIPT_DIGEST = hashlib.sha256(SCRIPT.encode()).digest()
+SCRIPT_HASH = base64.b64encode(SCRIPT_DIGEST).decode()
 # The content policies of a page without the script, of one with it, and of a live page.
 PLAIN = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 SCRIPTED = f"{PLAIN}; script-src 'sha256-{SCRIPT_HASH}'"

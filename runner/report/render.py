@@ -27,7 +27,8 @@ def fill_template(
 
     Unlike the context, ``names`` are also known in the templates that it imports.
     """
-    return str(_environment().get_template(template, globals=names).render(context))
+    page = _environment().get_template(template, globals=names)
+    return str(page.render(context))
 
 
 @cache

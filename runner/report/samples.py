@@ -49,7 +49,8 @@ def completions_by_step(run: RunRecord) -> list[Prompt]:
     columns = []
     for place in places:
         step = steps[place]
-        columns.append(SampleColumn(f"step {step}", None, at_step(samples, step)))
+        samples_of_step = at_step(samples, step)
+        columns.append(SampleColumn(f"step {step}", None, samples_of_step))
     return shared_prompts(columns)
 
 

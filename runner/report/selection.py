@@ -64,8 +64,9 @@ def summarise(
         names = []
     else:
         all_runs = group
-        folder = Path(os.path.commonpath([run.folder.parent for run in group]))
-        names = list(dict.fromkeys(run.folder.parent.name for run in group))
+        parents = [run.folder.parent for run in group]
+        folder = Path(os.path.commonpath(parents))
+        names = list(dict.fromkeys(parent.name for parent in parents))
     runs = all_runs
     condition = ""
     if where is not None:
@@ -258,7 +259,8 @@ def find_column(
                 return RunColumn(values, is_score=True)
         matching = [name for name in config_keys if name.endswith(f".{key}")]
     if len(matching) == 1:
-        return RunColumn([config.get(matching[0]) for config in configs])
+        values = [config.get(matching[0]) for config in configs]
+        return RunColumn(values)
     if matching:
         raise ConfigError(
             Fault(

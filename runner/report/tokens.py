@@ -114,10 +114,12 @@ def _pair_blocks(name: str, chosen: TokenRow, rejected: TokenRow, scored: bool) 
         shared += 1
     blocks = []
     if shared:
-        blocks.append(Block(f"{name}: {shared} tokens are shared", _part(chosen, 0, shared)))
+        heading = f"{name}: {shared} tokens are shared"
+        blocks.append(Block(heading, _part(chosen, 0, shared)))
     for row in (chosen, rejected):
         heading = f"{row.role}: {_describe_counts(row, scored)}"
-        blocks.append(Block(heading, _part(row, shared, len(row.ids)), side=row.role))
+        rest = _part(row, shared, len(row.ids))
+        blocks.append(Block(heading, rest, side=row.role))
     return blocks
 
 
@@ -237,5 +239,6 @@ def _coloured_line(line: str, marks: str) -> str:
     styled = ""
     cells = zip(line, marks, strict=True)
     for mark, group in groupby(cells, key=itemgetter(1)):
-        styled += _styled("".join(character for character, _ in group), mark)
+        characters = [character for character, _ in group]
+        styled += _styled("".join(characters), mark)
     return styled

@@ -69,13 +69,15 @@ def _judging_objective(run: RunRecord) -> SweepObjective | None:
 def _count_held_out_rows(run: RunRecord) -> int:
     """The size of the smallest held-out set, or the smallest limit of a metric if that is less."""
     counts = []
-    for key, count in flatten(select(run.manifest, "data.eval") or {}).items():
+    held_out = select(run.manifest, "data.eval") or {}
+    for key, count in flatten(held_out).items():
         if key.rpartition(".")[2] == "rows":
             counts.append(count)
     for metric in metrics_of([run]).values():
         if isinstance(metric, dict):
             counts.append(metric.get("limit"))
-    return min((count for count in counts if isinstance(count, int)), default=0)
+    whole_counts = [count for count in counts if isinstance(count, int)]
+    return min(whole_counts, default=0)
 
 
 def _deviation(scores: Mapping[str, float], name: str) -> float:

@@ -49,7 +49,8 @@ def undisturbed(name: str, completions: Sequence[object]) -> Iterator[None]:
     They follow from name and completions, so that a resumed run draws the same.
     """
     text = f"{name} {completions}".encode(errors="replace")
-    seed = int.from_bytes(hashlib.sha256(text).digest()[:4])
+    digest = hashlib.sha256(text).digest()
+    seed = int.from_bytes(digest[:4])
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with contained(), random_state_kept(devices):
         random.seed(seed)

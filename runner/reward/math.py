@@ -36,7 +36,8 @@ def boxed_answer(
             continue
         answer = find_answer(text_of(completion), strict=strict)
         right = _reference_answer(text_of(reference))
-        rewards.append(float(answer is not None and is_same_answer(answer, right)))
+        is_right = answer is not None and is_same_answer(answer, right)
+        rewards.append(float(is_right))
     return rewards
 
 

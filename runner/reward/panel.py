@@ -73,7 +73,9 @@ class RewardTracker:
         sums = []
         for value in answer:
             if value is not None:
-                sums.append(float(sum(value) if isinstance(value, list) else value))
+                if isinstance(value, list):
+                    value = sum(value)
+                sums.append(float(value))
         self.record(name, sums)
         if name in self.answers:
             self.answers.clear()

@@ -118,7 +118,8 @@ def as_if_alone(model: nn.Module, ids_BT: Tensor, mask_BT: Tensor) -> Iterator[T
     if pad is None:
         # The lowest token with which no text ends.
         last_B1 = mask_BT.sum(1, keepdim=True) - 1
-        ends = set(ids_BT.gather(1, last_B1).flatten().tolist())
+        end_B1 = ids_BT.gather(1, last_B1)
+        ends = set(end_B1.flatten().tolist())
         pad = 0
         while pad in ends:
             pad += 1

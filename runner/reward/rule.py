@@ -71,7 +71,11 @@ FULL_PRAISE = 4
 
 def distinct_characters(completions: Sequence[Completion]) -> list[float]:
     """The number of different characters of each completion."""
-    return [float(len(set(text_of(completion)))) for completion in completions]
+    rewards = []
+    for completion in completions:
+        letters = set(text_of(completion))
+        rewards.append(float(len(letters)))
+    return rewards
 
 
 def length(completions: Sequence[Completion], target: Natural | None = None) -> list[float]:
@@ -142,7 +146,8 @@ def sentiment(
         praises = sum(word in praise for word in words)
         complaints = sum(word in complaint for word in words)
         surplus = praises - complaints
-        rewards.append(max(-1.0, min(1.0, surplus / FULL_PRAISE)))
+        share = min(1.0, surplus / FULL_PRAISE)
+        rewards.append(max(-1.0, share))
     return rewards
 
 

@@ -175,7 +175,8 @@ def copy_history(run: Run, other: Run) -> None:
 
 def find_offer(experiment: Experiment, folder: Path) -> str:
     """A line where a new run could begin with the steps of one beside it; empty where it cannot."""
-    folders = [path.parent for path in sorted(folder.parent.glob("*/status.json"))]
+    statuses = sorted(folder.parent.glob("*/status.json"))
+    folders = [path.parent for path in statuses]
     folders = [neighbour for neighbour in folders if neighbour != folder]
     for neighbour in folders[:MAX_NEIGHBOURS]:
         other = Run(neighbour)

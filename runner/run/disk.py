@@ -84,7 +84,8 @@ def needed(run: Run) -> SpaceNeeded:
     model_size = disk.get("model", 0)
     # One more than it keeps, because a new one is written before an old one is deleted.
     checkpoints = disk.get("checkpoints", 0)
-    more = max(0, checkpoints - len(sealed_checkpoints(run.checkpoints)))
+    sealed = sealed_checkpoints(run.checkpoints)
+    more = max(0, checkpoints - len(sealed))
     size = more * checkpoint_size + model_size
     return SpaceNeeded(
         size,

@@ -65,7 +65,8 @@ def key_of(cfg: Config) -> str:
     processes = processes_of(cfg)
     if processes > 1 and not made_of_batch(cfg):
         part["processes"] = processes
-    return hashlib.sha256(canonical_text(part).encode()).hexdigest()[:10]
+    text = canonical_text(part)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def lasting(cfg: Config) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def foreign_faults(paths: Iterable[Path]) -> Iterator[Fault]:
         if path.is_symlink():
             found = f"a link to {os.readlink(path)}"
         else:
-            found = KINDS.get(stat.S_IFMT(path.stat().st_mode), "a device")
+            kind = stat.S_IFMT(path.stat().st_mode)
+            found = KINDS.get(kind, "a device")
         expected = (
             "a file or a folder; what is on another disk is the whole run, by output_root=<folder>"
         )

@@ -159,7 +159,8 @@ class RunRecord:
         elif self.state == "lost":
             reasons.append(f"its process ended without a message, {heard}")
         elif self.state != "unknown":
-            reasons.append(one_line(str(self.status.get("cause") or "")))
+            cause = str(self.status.get("cause") or "")
+            reasons.append(one_line(cause))
         return "; ".join(filter(None, reasons))
 
     @property

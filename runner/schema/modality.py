@@ -117,7 +117,8 @@ class Modality:
         """The type of the column of converted rows."""
         import datasets
 
-        return datasets.List(getattr(datasets, self.feature)(**self.feature_settings))
+        feature = getattr(datasets, self.feature)
+        return datasets.List(feature(**self.feature_settings))
 
     def undecoded(self, kind: object) -> Any:
         """The type of a column of a source as it is stored, so that nothing is decoded unseen.

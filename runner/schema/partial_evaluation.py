@@ -186,7 +186,8 @@ class Evaluator(ast.NodeVisitor):
         truths = []
         left = node.left
         for comparison, right in zip(node.ops, node.comparators, strict=True):
-            truths.append(self.apply(OPERATORS.get(type(comparison)), left, right))
+            compare = OPERATORS.get(type(comparison))
+            truths.append(self.apply(compare, left, right))
             left = right
         return _combined(truths, decisive=False)
 

@@ -282,7 +282,14 @@ def public_names(target: str, like: str = "") -> list[str]:
     definition = find_definition(target)
     names: set[str] = set()
     if isinstance(definition, Module):
-        names = _names_of_module(definition, like)
+        names = set(definition.bindings)
+        for star in definition.stars:
+            if _is_likely(like, star) or len(definition.stars) < MAX_STARS:
+                names |= set(public_names(star, like))
+        for folder in definition.folders:
+            for path in Path(folder).iterdir():
+                if path.suffix == ".py" or (path / "__init__.py").is_file():
+                    names.add(path.stem)
     elif definition is not None and isinstance(definition.node, ast.ClassDef):
         names = set(_collect(definition.node.body, definition.module).names)
         for base in bases(definition):
@@ -296,18 +303,6 @@ def names_by_subpackage(package: str) -> Iterator[list[str]]:
     for name in public_names(package):
         subpackage = f"{package}.{name}"
         yield [f"{subpackage}.{inner}" for inner in public_names(subpackage)]
-
-
-def _names_of_module(module: Module, like: str) -> set[str]:
-    names = set(module.bindings)
-    for star in module.stars:
-        if _is_likely(like, star) or len(module.stars) < MAX_STARS:
-            names |= set(public_names(star, like))
-    for folder in module.folders:
-        for path in Path(folder).iterdir():
-            if path.suffix == ".py" or (path / "__init__.py").is_file():
-                names.add(path.stem)
-    return names
 
 
 def last_name(expression: ast.expr | None) -> str:
@@ -449,5 +444,6 @@ def imported_module(node: ast.ImportFrom, module: Module) -> str:
 
 def _is_likely(name: str, star: str) -> bool:
     """True where ``Qwen2Config`` may well come from ``...models.qwen2``."""
-    stem = re.sub(r"\W|_", "", star.rpartition(".")[2]).lower()
+    last = star.rpartition(".")[2]
+    stem = re.sub(r"\W|_", "", last).lower()
     return bool(stem) and name.lower().startswith(stem)

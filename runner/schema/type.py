@@ -112,14 +112,16 @@ class Type:
                 alternatives = sorted(self.parts, key=lambda part: part.kind == "none")
                 return " or ".join(dict.fromkeys(map(str, alternatives)))
             case "choice" | "enum":
-                return f"one of {shortened([to_text(value) for value in self.values])}"
+                texts = [to_text(value) for value in self.values]
+                return f"one of {shortened(texts)}"
             case "list" | "tuple" if self.parts:
                 item = self.parts[0]
                 count = f"{len(self.parts)} " if self.kind == "tuple" else ""
                 items = PLURALS.get(item.kind) or f"items, each {item}"
                 return f"a list of {count}{items}"
             case "record":
-                return f"a mapping with {shortened([str(name) for name in self.values])}"
+                names = [str(name) for name in self.values]
+                return f"a mapping with {shortened(names)}"
         return WORDS[self.kind]
 
     @property

@@ -42,7 +42,8 @@ class Tracker(TrainerCallback):
         self.group = str(experiment.name)
         self.facts = _facts(experiment)
         own_tags = experiment.tracker.tags or ()
-        self.tags = list(dict.fromkeys([*self.facts.values(), *own_tags]))
+        tags = [*self.facts.values(), *own_tags]
+        self.tags = list(dict.fromkeys(tags))
         self.name = type(self).__name__.lower()
         self.sent: dict[int, set[str]] = {}  # the names of figures, by step
         if self.remembers and self.name in read_complete(folder):

@@ -77,7 +77,8 @@ def id_of(folder: Path) -> str:
 
 def read_complete(folder: Path) -> list[str]:
     """The trackers that have all that was logged of a run."""
-    return list((read_json(folder / RECORD) or {}).get("complete", ()))
+    content = read_json(folder / RECORD) or {}
+    return list(content.get("complete", ()))
 
 
 def note_complete(folder: Path, name: str) -> None:

@@ -23,7 +23,8 @@ def find_quantised_faults(context: ValidationContext) -> Iterator[Fault]:
     peft = context.mapping("peft")
     has_adapter = is_given(context.cfg.get("peft")) and not context.changes_model(peft)
     # The model may be an adapter itself, which is trained on.
-    trained = Path(str(context.mapping("model").get("path")), "adapter_config.json")
+    path = str(context.mapping("model").get("path"))
+    trained = Path(path, "adapter_config.json")
     if not has_adapter and not trained.is_file():
         option = "lora" if "lora" in context.options("peft") else "<an adapter>"
         yield Fault(

@@ -170,7 +170,8 @@ def _trainer_arguments(context: ValidationContext) -> dict[str, Any]:
         rows_class = "IterableDataset"
     arguments["args"] = Something()
     arguments["train_dataset"] = Something(frozenset({rows_class}))
-    if str(context.mapping("peft").get("_target_")).startswith("peft."):
+    target = str(context.mapping("peft").get("_target_"))
+    if target.startswith("peft."):
         arguments["model"] = Something()
         arguments["peft_config"] = Something(frozenset({"PeftConfig"}))
     # Functions that constructors call, with what they would answer.

@@ -152,7 +152,8 @@ def _find_unread(context: ValidationContext, field: str, condition: ReadBeside) 
             )
         return
     for value in values:
-        if any(re.fullmatch(pattern, str(value)) for pattern in condition.values):
+        text = str(value)
+        if any(re.fullmatch(pattern, text) for pattern in condition.values):
             return
     names = [pattern.replace(".*", "*") for pattern in condition.values]
     fix = leave_out

@@ -73,7 +73,8 @@ def settle_hub_here(runs: Sequence[Composed]) -> None:
 
 def _list_hub_names(cfg: Config) -> Iterator[tuple[str, HubName]]:
     """The key of each path in a configuration that is a repository of the hub, with it."""
-    for path, node in nodes({group: cfg.get(group) for group in GROUPS}):
+    groups = {group: cfg.get(group) for group in GROUPS}
+    for path, node in nodes(groups):
         target = str(node["_target_"])
         name = str(node.get("path") or "")
         if not target.startswith(LOADERS) or not HUB_NAME.fullmatch(name):

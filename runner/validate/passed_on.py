@@ -235,7 +235,8 @@ def find_optimizer_argument_faults(context: ValidationContext) -> Iterator[Fault
             fix="=null",
         )
         return
-    example = to_override(where, f"{next(iter(names))}=<value>")
+    first_name = next(iter(names))
+    example = to_override(where, f"{first_name}=<value>")
     for pair in text.replace(" ", "").split(","):
         key, equals, value = pair.partition("=")
         if not equals or not value or "=" in value:

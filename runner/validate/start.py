@@ -82,7 +82,8 @@ def check_ahead(jobs: Sequence[Sequence[Composed]], *, elsewhere: bool = False) 
         splits += find_split_faults(composed, folder)
     ConfigError.refuse(splits)
     if unfinished:
-        EnvironmentFault.refuse(find_environment_faults([*unfinished.values()], elsewhere))
+        faults = find_environment_faults([*unfinished.values()], elsewhere)
+        EnvironmentFault.refuse(faults)
 
 
 def _run_folder(composed: Composed) -> Path:

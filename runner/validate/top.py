@@ -84,7 +84,8 @@ def _find_group_faults(context: ValidationContext, group: str, node: object) -> 
                 fix=target_fix,
             )
         elif "_target_" not in part:
-            found = f"no _target_ with {shortened(list(map(str, part)), 40)}"
+            keys = shortened(list(map(str, part)), 40)
+            found = f"no _target_ with {keys}"
             answers = explain_below(context, path, part, found)
             yield from filter(None, answers)
             if not all(answers):

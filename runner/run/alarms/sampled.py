@@ -138,7 +138,8 @@ class NoSignal(Alarm):
         """The end of a training too short for the alarm, without any preference in its steps."""
         if self.over or self.count < self.MIN_STEPS:
             return None
-        return SickRun(self.fault(step, self._symptom(step), self.fixes(step)))
+        fault = self.fault(step, self._symptom(step), self.fixes(step))
+        return SickRun(fault)
 
     def fixes(self, step: Step) -> list[str]:
         return [*self.facts.sample_apart(), self.fix]
