@@ -136,8 +136,10 @@ class RunnerError(Exception):
         kinds = {kind.__name__: kind for kind in RunnerError.__subclasses__()}
         kind = kinds.get(str(record.get("kind")), RunnerError)
         records = record.get("faults")
+        if not isinstance(records, list):
+            records = []
         faults = []
-        for beats in records if isinstance(records, list) else []:
+        for beats in records:
             if isinstance(beats, Mapping):
                 texts = {beat: str(beats.get(beat, "")) for beat in BEATS}
                 faults.append(Fault(**texts))
@@ -377,9 +379,12 @@ def find_process_limit(error: BaseException) -> Fault | None:
         limits.append(f"ulimit -v is {memory // 1024:,} kB")
     if threads != resource.RLIM_INFINITY:
         limits.append(f"ulimit -u is {threads:,}")
+    found = text
+    if limits:
+        found = f"{text} ({', '.join(limits)})"
     return Fault(
         where="system",
-        found=f"{text} ({', '.join(limits)})" if limits else text,
+        found=found,
         expected="memory and threads for this process",
         fix="ulimit -v unlimited, a larger ulimit -u, or more memory of the scheduler, "
         "and the same command",

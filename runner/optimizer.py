@@ -45,9 +45,9 @@ def build_optimizer(
     for name, weight in trained:
         key = GroupKey(_first_pattern(groups, name), name in decayed)
         members.setdefault(key, []).append(weight)
-    unused = groups.keys() - {key.pattern for key in members}
+    used = {key.pattern for key in members}
     example = trained[0][0] if trained else "none"
-    ConfigError.refuse(_unused_pattern(name, example) for name in groups if name in unused)
+    ConfigError.refuse(_unused_pattern(name, example) for name in groups if name not in used)
     parameter_groups: list[dict[str, Any]] = []
     for key in sorted(members, key=lambda key: key.pattern is not None):
         group: dict[str, Any] = {"params": members[key]}

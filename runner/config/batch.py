@@ -7,6 +7,7 @@ Any number of processes that divides the batch takes the same steps, apart from 
 from collections.abc import Collection
 from typing import Any
 
+from runner.config.conversion import to_list
 from runner.config.machines import processes_of
 from runner.errors import ConfigError, Fault
 from runner.schema.source import LIBRARY_PACKAGES
@@ -79,7 +80,7 @@ def _steps_are_shared(cfg: Config) -> bool:
         is_noise_or_balance = "dropout" in name or name == "router_aux_loss_coef"
         if is_noise_or_balance and isinstance(value, float) and value > 0:
             return False
-        values = value if isinstance(value, list) else [value]
+        values = to_list(value)
         if any(part in OTHER_STEPS.get(name, ()) for part in values):
             return False
     # The states of DeepSpeed's optimizers are of a fixed number of shares.

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.config.choice import find_choice_faults, list_fault
+from runner.config.conversion import to_list
 from runner.config.hydra_errors import as_config_errors, not_global
 from runner.config.limits import check_growth, read_yaml
 from runner.config.menu import Options, read_menu, takes_one
@@ -176,8 +177,8 @@ def _compose_choices(
     for key in ("report_to", "tags"):
         joined: dict[str, None] = {}
         for node in nodes:
-            names = node.get(key) or []
-            joined |= dict.fromkeys(names if isinstance(names, list) else [names])
+            names = to_list(node.get(key) or [])
+            joined |= dict.fromkeys(names)
         joined.pop("none", None)
         if joined:
             OmegaConf.update(cfg, f"tracker.{key}", list(joined), force_add=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from runner.config.conversion import CONVERSIONS
+from runner.config.conversion import CONVERSIONS, to_list
 from runner.schema.text import LOADER, Config, Node
 
 OFF: tuple[object, ...] = (False, "", [], {}, "no", "none")
@@ -116,7 +116,7 @@ def _read_rules(node: Node) -> Rules:
         rows[key] = _to_rules(row)
     for kind in SECTION_KINDS:
         for key, texts in node.get(kind, {}).items():
-            reason, *nearest = texts if isinstance(texts, list) else [texts]
+            reason, *nearest = to_list(texts)
             rows[key] = [Rule(kind=kind, reason=reason, nearest=" ".join(nearest))]
     return rows
 
@@ -141,8 +141,7 @@ def _to_rules(row: str | Node | list[Any]) -> list[Rule]:
 
 def is_wanted(value: object, wanted: object) -> bool:
     """True for a value that is one of those that a rule lists, compared as texts."""
-    options = wanted if isinstance(wanted, list) else [wanted]
-    texts = {str(option).lower() for option in options}
+    texts = {str(option).lower() for option in to_list(wanted)}
     state = "disabled" if value is None or value in OFF else "enabled"
     return str(value).lower() in texts or state in texts
 

@@ -89,10 +89,13 @@ def _missing_default(file: str, name: str, options: str) -> Fault:
             expected=f"one of {options or None}",
             fix="=<one of them>, or mend the defaults",
         )
+    expected = "an existing group and option"
+    if options:
+        expected = f"one of {options}"
     return Fault(
         where=f"{file}.yaml",
         found=f"its defaults name {name}, which does not exist",
-        expected=f"one of {options}" if options else "an existing group and option",
+        expected=expected,
         fix=f"mend {file}.yaml",
     )
 

@@ -170,7 +170,9 @@ def _find_scalar_faults(event: yaml.ScalarEvent, place: str) -> Iterator[Fault]:
         )
     elif OTHER_NUMBER.fullmatch(text) and event.implicit[0]:
         value = yaml.safe_load(text)
-        meant = value if ":" in text else text.lstrip("+-0_") or 0
+        meant = value
+        if ":" not in text:
+            meant = text.lstrip("+-0_") or 0
         yield Fault(
             where=place,
             found=f"{text}, which YAML reads as {value}",

@@ -114,7 +114,9 @@ def world_size() -> int:
 def rank() -> int:
     """The number of this process among those that were started together."""
     _read_count("LOCAL_RANK", 0)  # accelerate reads it, whatever the world
-    return _read_count("RANK", 0) if world_size() > 1 else 0
+    if world_size() <= 1:
+        return 0
+    return _read_count("RANK", 0)
 
 
 def _read_count(name: str, least: int) -> int:

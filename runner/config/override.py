@@ -324,7 +324,9 @@ def _meant_words(word: str) -> str:
     key, _, value = word.strip().partition("=")
     if refused(key):
         meaning = next(find_meanings(key, value), None)
-        return as_typed(meaning.words) if meaning else f"leave {key[:MAX_LETTERS]} out"
+        if meaning:
+            return as_typed(meaning.words)
+        return f"leave {key[:MAX_LETTERS]} out"
     if len(word) > MAX_LETTERS:
         return f"leave {key[:MAX_LETTERS] or 'it'} out"
     for words in respellings(word):

@@ -137,7 +137,7 @@ def _find_unread_faults(
                 fix=f"leave {key} out, or trainer=<one of them>",
             )
         # A key that is typed wins over one that the option brings, which is no fault.
-        elif key in [dotted_key(word) for word in overrides]:
+        elif key in map(dotted_key, overrides):
             paths = [
                 path for path, value in scalars(read_yaml(readers[trainer])) if value == reference
             ]

@@ -76,12 +76,15 @@ def _read_prompt(file: Path, where: str) -> str:
     if text:
         return text
     near = [] if file.exists() else files_beside(file, (".txt", ".md"))
+    fix = "=<file>"
+    if near:
+        fix = f"={near[0]}"
     raise ConfigError(
         Fault(
             where=where,
             found=f"{file}: {problem}",
             expected="a text, or a file with one",
-            fix=f"={near[0]}" if near else "=<file>",
+            fix=fix,
         )
     )
 

@@ -46,7 +46,9 @@ def find_gpu_faults(args: Mapping[str, object], typed: Collection[str] = ()) -> 
         value = args.get(name)
         if value:
             where = f"trainer.args.{name}"
-            text = "set" if isinstance(value, Mapping) else str(value).lower()
+            text = "set"
+            if not isinstance(value, Mapping):
+                text = str(value).lower()
             yield _shard_fault(where, text, unspread(where, typed))
     for name in VARIABLES:
         if os.environ.get(name, "").lower() in ("1", "true"):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from runner.config.choice import list_fault
+from runner.config.conversion import to_list
 from runner.config.limits import MAX_DEPTH, MAX_VALUES, check_size, parse_yaml
 from runner.config.menu import takes_one
 from runner.errors import ConfigError, EnvironmentFault, Fault
@@ -72,7 +73,9 @@ def add_working_folder() -> None:
             )
         ) from None
     if "" not in sys.path and folder not in sys.path:
-        index = len(sys.path) if os.path.exists("runner.py") else 0
+        index = 0
+        if os.path.exists("runner.py"):
+            index = len(sys.path)
         sys.path.insert(index, folder)
 
 
@@ -93,7 +96,9 @@ def _count_values(name: str, above: tuple[str, ...], counts: dict[str, int]) -> 
     Raises ConfigError if these lists have no end. ``counts`` are those of the files so far.
     """
     if name in above or len(above) > MAX_DEPTH:
-        start = above.index(name) if name in above else -3
+        start = -3
+        if name in above:
+            start = above.index(name)
         circle = (*above[start:], name)
         raise ConfigError(
             Fault(
@@ -140,10 +145,13 @@ def _read_keys(file: Path) -> Node:
         ) from None
     content = parse_yaml(text, str(file))
     if content is not None and not isinstance(content, Mapping):
+        found = "a list"
+        if not isinstance(content, list):
+            found = f"the text {str(content)[:40]!r}"
         raise ConfigError(
             Fault(
                 where=str(file),
-                found="a list" if isinstance(content, list) else f"the text {str(content)[:40]!r}",
+                found=found,
                 expected="keys with values",
                 fix="key: value, one per line",
             )
@@ -154,15 +162,16 @@ def _read_keys(file: Path) -> Node:
 def _find_defaults(name: str, file: Path, content: Node) -> Iterator[str]:
     """The names of the files that the defaults list of a file names."""
     defaults = content.get("defaults", [])
+    entries = defaults if isinstance(defaults, list) else [None]
     folder = f"{name.rpartition('/')[0]}/".lstrip("/")
-    for default in defaults if isinstance(defaults, list) else [None]:
+    for default in entries:
         pairs: list[tuple[str, Any]] = [("", default)]
         if isinstance(default, Mapping) and default:
             pairs = list(default.items())
         group, options = pairs[0]
         if group and not options and not isinstance(options, list):
             options = ""
-        words = options if isinstance(options, list) else [options]
+        words = to_list(options)
         if len(pairs) > 1 or not all(isinstance(word, str) for word in (group, *words)):
             raise ConfigError(
                 Fault(
@@ -290,7 +299,9 @@ def _find_sweeper_faults(file: Path, sweeper: Node) -> Iterator[Fault]:
                 expected=f"some of {', '.join(OF_SWEEPERS)}",
                 fix=f"hydra.sweeper.{key}=<value> on the command line  (if you trust it)",
             )
-        for axis in value if key == "params" and isinstance(value, Mapping) else ():
+        if key != "params" or not isinstance(value, Mapping):
+            continue
+        for axis in value:
             if re.match(r"[+~]*hydra\b", str(axis)):
                 yield _hydra_fault(file, f"hydra.sweeper.params: {axis}")
 

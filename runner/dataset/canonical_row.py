@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from runner.config.conversion import to_list
 from runner.dataset.conversation import (
     Side,
     Turns,
@@ -103,12 +104,15 @@ def _read_side(cells: Cells, name: str) -> Side:
         return text
     if context:
         text += "\n\n" + read_text(context, "context")
-    return (history or []) + one_turn(text, "user" if is_prompt else "assistant")
+    role = "user" if is_prompt else "assistant"
+    return (history or []) + one_turn(text, role)
 
 
 def _first_answer(value: Any) -> Any:
     """The first of several answers to a question, also as SQuAD lists them; one alone as it is."""
-    answers = value.get("text", value) if isinstance(value, Mapping) else value
+    answers = value
+    if isinstance(value, Mapping):
+        answers = value.get("text", value)
     if isinstance(answers, list) and all(isinstance(text, str) for text in answers):
         return answers[0] if answers else None
     return answers
@@ -121,7 +125,7 @@ def _read_history(value: object) -> Turns:
     turns: Turns = []
     if value is None:
         return turns
-    for index, pair in enumerate(value if isinstance(value, list) else [value]):
+    for index, pair in enumerate(to_list(value)):
         where = f"history[{index}]"
         if not isinstance(pair, list) or len(pair) != 2:
             expected = "a pair of question and answer"
@@ -221,7 +225,9 @@ def _split_texts(chosen: str, rejected: str) -> Comparison:
         cut = shared.rindex(LAST_SPEAKER) + len(LAST_SPEAKER)
     else:
         # Where one text only continues the other, the last shared word belongs to the answer.
-        words = shared.rstrip() if shared in (chosen, rejected) else shared
+        words = shared
+        if shared in (chosen, rejected):
+            words = shared.rstrip()
         cut = max(words.rfind(blank) for blank in " \n\t")
     if not shared[: max(cut, 0)].strip():
         raise DataError(_no_shared_prompt("texts that share no beginning"))

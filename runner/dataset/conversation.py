@@ -212,9 +212,13 @@ def alike(prompt: Side, *answers: Side) -> list[Side]:
     """The prompt and the answers, all of them texts or else all of them conversations."""
     if all(isinstance(side, str) for side in (prompt, *answers)):
         return [prompt, *answers]
-    sides: list[Side] = [one_turn(prompt, "user") if isinstance(prompt, str) else prompt]
+    if isinstance(prompt, str):
+        prompt = one_turn(prompt, "user")
+    sides: list[Side] = [prompt]
     for answer in answers:
-        sides.append(one_turn(answer, "assistant") if isinstance(answer, str) else answer)
+        if isinstance(answer, str):
+            answer = one_turn(answer, "assistant")
+        sides.append(answer)
     return sides
 
 

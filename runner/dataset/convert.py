@@ -247,7 +247,9 @@ class Conversion:
 
     def _summary(self, count: int) -> Fault:
         """The fault that counts the bad rows, and the ways out."""
-        rows = str(count) if self.total is None else f"{count} of {self.total}"
+        rows = str(count)
+        if self.total is not None:
+            rows += f" of {self.total}"
         shown = f", the first {MAX_FAULTS} are below" if count > MAX_FAULTS else ""
         layout = self.layout
         if self.request.bad_rows == "drop":

@@ -221,7 +221,9 @@ def _to_number(text: str) -> int | float:
     if len(text) > MAX_LETTERS_INTEGER:
         return float(text)
     number = int(text)
-    return number if -(1 << 63) <= number < 1 << 63 else float(text)
+    if -(1 << 63) <= number < 1 << 63:
+        return number
+    return float(text)
 
 
 def _to_table(rows: list[Row], types: Features) -> pa.Table:
@@ -241,7 +243,9 @@ def _to_table(rows: list[Row], types: Features) -> pa.Table:
 
 def _to_json(value: object) -> str | None:
     """JSON of a value; nothing stays nothing."""
-    return None if value is None else json.dumps(value, ensure_ascii=False)
+    if value is None:
+        return None
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _refuse_new_keys(values: Iterable[Any], kind: Any, where: str) -> None:

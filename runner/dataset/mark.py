@@ -164,7 +164,9 @@ class Marks:
 
         def mark_placeholder(match: re.Match[str]) -> str:
             modality = MODALITY_OF_PLACEHOLDER[match[0]]
-            return mark_place(modality) if modality in self.media else match[0]
+            if modality not in self.media:
+                return match[0]
+            return mark_place(modality)
 
         for modality, media in self.media.items():
             if not modality.is_part(part):

@@ -29,7 +29,8 @@ def check_remote(path: Paths) -> bool:
     protocol.
     """
     is_remote = False
-    for url in [path] if isinstance(path, str) else path:
+    urls = [path] if isinstance(path, str) else path
+    for url in urls:
         match = URL.match(url)
         if match:
             _check_protocol(match[1], url)

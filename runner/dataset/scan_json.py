@@ -159,9 +159,13 @@ def _to_number(text: str) -> float:
     """A number; raises ValueError for one that would be infinite."""
     number = float(text)
     if math.isinf(number):
-        shown = text if len(text) <= 20 else f"{text[:20]}..."
+        shown = text
+        if len(text) > 20:
+            shown = f"{text[:20]}..."
         raise ValueError(f"the number {shown} is too large for the reader")
-    return int(text) if text.lstrip("-").isdigit() else number
+    if not text.lstrip("-").isdigit():
+        return number
+    return int(text)
 
 
 def _to_object(pairs: list[tuple[str, object]]) -> Row:

@@ -175,7 +175,9 @@ class Weigher:
         question = [{"role": "user", "content": "?"}]
         asked = self._write(question, {})
         waiting = self._write(question, {"add_generation_prompt": True})
-        return waiting.removeprefix(asked) if waiting.startswith(asked) else ""
+        if not waiting.startswith(asked):
+            return ""
+        return waiting.removeprefix(asked)
 
     @functools.cached_property
     def _marks(self) -> list[str]:

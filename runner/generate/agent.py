@@ -226,7 +226,10 @@ def _reward_of(kind: Any) -> Callable[..., object]:
         results = []
         for environment in environments:
             # The classes of others have rewards of their own.
-            results.append(environment.get_reward() if type(environment) is kind else None)
+            reward = None
+            if type(environment) is kind:
+                reward = environment.get_reward()
+            results.append(reward)
         return settle(results)
 
     get_reward.__name__ = kind.__name__
@@ -284,7 +287,9 @@ def settle(values: Sequence[Any], *, with_errors: bool = False) -> list[Any]:
     results = iter(LOOP.run(gather()))
     settled = []
     for value in values:
-        settled.append(next(results) if inspect.isawaitable(value) else value)
+        if inspect.isawaitable(value):
+            value = next(results)
+        settled.append(value)
     return settled
 
 

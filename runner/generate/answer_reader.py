@@ -53,18 +53,15 @@ class AnswerReader:
         functions = keep or {}
         texts = []
         starts = []
+        labels_by_row = []
         for row in rows:
             ids, start = to_ids(self.tokenizer, row)
             texts.append(ids)
             starts.append(start)
-        labels_by_row = []
-        for ids, start in zip(texts, starts, strict=True):
             labels_by_row.append(ids[start : self.max_length])
-        reading = AnswerReading(
-            labels=labels_by_row,
-            log_probs=[[] for _ in rows],
-            kept={name: [None] * len(rows) for name in functions},
-        )
+        reading = AnswerReading(labels_by_row, log_probs=[[] for _ in rows])
+        for name in functions:
+            reading.kept[name] = [None] * len(rows)
         for index, logits_TV in self.read_logits(texts):
             labels = reading.labels[index]
             # A token is predicted from the one before it.

@@ -41,7 +41,9 @@ def _held_out_sets(dataset: Node, seed: int, to: str, keep: Keep) -> dict[str, A
     if node["_target_"] == LOADER and isinstance(node.get("split"), Mapping):
         node["split"] = {**node["split"], "train": None}
     _, held_out = serve(node, to=to, seed=seed, keep=keep)
-    return dict(held_out) if isinstance(held_out, Mapping) else {"": held_out}
+    if not isinstance(held_out, Mapping):
+        return {"": held_out}
+    return dict(held_out)
 
 
 def read_sets(

@@ -183,7 +183,9 @@ def _to_plain(value: Any) -> object:
 
 
 def _to_float(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+    if value is None:
+        return math.nan
+    return float(value)
 
 
 def _means_by_row(numbers: Sequence[int], values: Sequence[float], rows: int) -> list[float]:

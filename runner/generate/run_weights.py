@@ -92,14 +92,19 @@ def _weights_of_step(run: Run, step: int) -> Weights:
     damage = damage_of(folder)
     if not damage:
         return Weights(folder.name, folder)
-    state = f"damaged: {describe_damage(damage)}" if folder.is_dir() else "not there"
+    state = "not there"
+    if folder.is_dir():
+        state = f"damaged: {describe_damage(damage)}"
     steps = [path.name.rpartition("-")[2] for path in sealed_checkpoints(run.checkpoints)]
+    fix = "checkpoint=model"
+    if steps:
+        fix = f"checkpoint={steps[-1]}"
     raise FolderError(
         Fault(
             where=display_path(run.checkpoints),
             found=f"checkpoint {step} is {state}",
             expected=f"one of {', '.join(steps) or 'none'}",
-            fix=f"checkpoint={steps[-1]}" if steps else "checkpoint=model",
+            fix=fix,
         )
     )
 

@@ -412,7 +412,8 @@ def _decode_by_graph(
     logprobs_BR = torch.zeros(tokens_BR.shape, device=device)
     layers = model.config.get_text_config().num_hidden_layers
     room = length + longest
-    cache = Cache(layers=[CastLayer(max_cache_len=room) for _ in range(layers)])
+    cache_layers = [CastLayer(max_cache_len=room) for _ in range(layers)]
+    cache = Cache(layers=cache_layers)
     prompt_positions_BP = (mask_BP.cumsum(1) - 1).clamp(min=0)
     logits_BV = decode_step(model, cache, ids_BP, mask_BP, prompt_positions_BP)
     mask_B11T = torch.nn.functional.pad(mask_BP.bool(), (0, longest))[:, None, None]

@@ -249,7 +249,9 @@ def check_text(name: str, answer: object) -> object:
 
 def check_observation(name: str, answer: object) -> object:
     """The answer of ``reset``: a text, or None."""
-    return None if answer is None else check_text(name, answer)
+    if answer is None:
+        return None
+    return check_text(name, answer)
 
 
 def check_reward(name: str, answer: object) -> object:

@@ -245,7 +245,9 @@ class Draft:
         if parameter is None:
             trainer = self.config.name.removesuffix("Config")
             reason = f"{trainer} has no {field_name}"
-            self.no_equivalent(key, f"{reason}; {why}" if why else reason)
+            if why:
+                reason += f"; {why}"
+            self.no_equivalent(key, reason)
             return NO_EQUIVALENT
         if "." in field_name or is_unset(value):
             return ""
@@ -265,7 +267,10 @@ class Draft:
     def _ask_for(self, key: str, path: str, text: str) -> None:
         """Leave open a value that their file does not say, and note that it has to be typed."""
         # A reference to nothing: no run starts with it, where ??? would mean the default.
-        self.put(path, "???" if path == "model.path" else _shell_reference(text))
+        reference = "???"
+        if path != "model.path":
+            reference = _shell_reference(text)
+        self.put(path, reference)
         self.unset.add(key)
         reason = "not said" if text == "???" else f"{text} is set by the shell, and not"
         self.no_equivalent(key, f"{reason} in this file", f"{path}=<value>")

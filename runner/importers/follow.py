@@ -50,7 +50,8 @@ def follow_rest(draft: Draft) -> None:
             if has_row:
                 why = "it goes with another adapter or trainer"
             similar = best_guess(key, draft.config.parameters, cutoff=MIN_LIKENESS)
-            draft.no_equivalent(key, why, f"trainer.args.{similar}" if similar else "")
+            nearest = f"trainer.args.{similar}" if similar else ""
+            draft.no_equivalent(key, why, nearest)
 
 
 def _follow_rule(draft: Draft, rule: Rule, key: str, rules: list[Rule]) -> None:

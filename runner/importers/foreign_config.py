@@ -90,10 +90,13 @@ def parse_keys(text: str, name: str) -> Keys:
     """
     keys = parse_yaml(text, name)
     if not isinstance(keys, dict):
+        found = "an empty file"
+        if keys is not None:
+            found = f"a {type(keys).__name__}"
         raise ConfigError(
             Fault(
                 where=name,
-                found="an empty file" if keys is None else f"a {type(keys).__name__}",
+                found=found,
                 expected="keys with values",
                 fix="python -m runner import <a file of keys and values>",
             )

@@ -75,7 +75,9 @@ def _set_dialect(reading: ForeignConfig, tables: Mapping[str, Node]) -> None:
     likeliest = [name for name in marks if len(marks[name]) == most]
     if len(likeliest) > 1:
         titles = [tables[name]["title"] for name in likeliest]
-        found = f"as much of {' as of '.join(titles)}" if most else "no key that one of them has"
+        found = "no key that one of them has"
+        if most:
+            found = f"as much of {' as of '.join(titles)}"
         raise ConfigError(
             Fault(
                 where=str(reading.path),

@@ -31,7 +31,9 @@ def read_rewards(draft: Draft, names_key: str, model_key: str = "") -> list[Fore
         entry: Part
         weight = weights[index] if index < len(weights) else None
         if name in models:
-            key = f"model_{len(entries)}" if "model" in entries else "model"
+            key = "model"
+            if "model" in entries:
+                key = f"model_{len(entries)}"
             entry = {
                 "_target_": "runner.reward.outcome.load_reward_model",
                 "path": name,

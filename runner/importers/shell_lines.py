@@ -66,7 +66,9 @@ class Variables:
         fallback = match[2]
         if name in self.values:
             return self.values[name]
-        return match[0] if fallback is None else self.fill(fallback)
+        if fallback is None:
+            return match[0]
+        return self.fill(fallback)
 
     def unfold(self, line: str) -> str:
         """A line in which variables that stand for several words are replaced by those words."""
@@ -97,7 +99,8 @@ class Variables:
         formula = re.sub(r"\s*\\?([*/])\s*", r"\1", formula.strip())
         if len(formula) > MAX_DIGITS or not re.fullmatch(r"\d+([*/][1-9]\d*)*", formula):
             command = re.search("[A-Za-z_]+", match[0])
-            return f"$({command[0] if command else 'command'})"
+            name = command[0] if command else "command"
+            return f"$({name})"
         number = 1
         for sign, digits in re.findall(r"([*/]?)(\d+)", formula):
             if sign == "/":

@@ -102,7 +102,8 @@ def _read_weights(draft: Draft) -> None:
     rules = draft.table.sections["weights"]
     is_sft = draft.trainer == "sft"
     turn_rule = "default" if is_sft else "last_round"
-    draft.keys.setdefault(key, "all" if draft.reading.command == "pt" else turn_rule)
+    default_rule = "all" if draft.reading.command == "pt" else turn_rule
+    draft.keys.setdefault(key, default_rule)
     words = draft.take(key, to_plain_text, "all").split("+")
     if not TURN_RULES & set(words):
         words.insert(0, turn_rule)

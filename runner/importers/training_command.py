@@ -127,7 +127,9 @@ def _no_training(path: Path, reason: str) -> Fault:
 def _find_command(words: Sequence[str], index: int) -> TrainingCommand | IdleCommand | None:
     """The command of a known tool that begins with the word at ``index``; None where none does."""
     word = words[index]
-    subcommand = words[index + 1] if index + 1 < len(words) else ""
+    subcommand = ""
+    if index + 1 < len(words):
+        subcommand = words[index + 1]
     for dialect, table in find_dialects().items():
         for pattern, why in table.get("idle", {}).items():
             match = re.search(pattern, f"{word} {subcommand}")

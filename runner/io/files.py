@@ -163,7 +163,9 @@ def strict(value: object) -> object:
     if isinstance(value, list | tuple):
         return [strict(item) for item in value]
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
+        if not math.isfinite(value):
+            return None
+        return float(value)
     if value is None or isinstance(value, str | int):
         return value
     if hasattr(value, "tolist"):  # an array of numpy or torch

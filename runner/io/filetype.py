@@ -227,7 +227,9 @@ def _around(line: bytes) -> bytes:
     """The first bytes of a line that are not UTF-8, with others beyond ASCII next to them."""
     start = _bad_places(line)[0]
     match = re.search(rb"[\x80-\xff][^\x00-\x1f\"]{0,20}", line[start:])
-    return match[0] if match else line[start : start + 10]
+    if match:
+        return match[0]
+    return line[start : start + 10]
 
 
 def _sure_encoding(sample: bytes) -> str | None:

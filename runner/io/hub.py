@@ -79,7 +79,9 @@ def hub_silence() -> str:
     answer = HubAnswer(False, f"gives no answer in {MAX_SECONDS:.0f} s")
     if answers:
         answer = answers[0]
-    return "" if answer.is_there else f"{hub_address()} {answer.text}"
+    if answer.is_there:
+        return ""
+    return f"{hub_address()} {answer.text}"
 
 
 def is_cached(name: str, kind: str) -> bool:

@@ -53,7 +53,9 @@ def dialogue(side: str | Turns) -> str:
     texts: list[str] = []
     for turn in side:
         text = _content_text(turn["content"])
-        texts.append(f"= {text}" if turn["role"] == "tool" else text)
+        if turn["role"] == "tool":
+            text = f"= {text}"
+        texts.append(text)
         for call in turn.get("tool_calls") or ():
             if isinstance(call, Mapping):
                 function = call.get("function", call)

@@ -37,10 +37,13 @@ def auc(
     """
     labels = read_labels(columns, column, positive)
     if len(set(labels)) < 2:
+        found = "no rows"
+        if labels:
+            found = f"all {len(labels)} labels are {labels[0]}"
         raise DataError(
             Fault(
                 where="metric.auc",
-                found=f"all {len(labels)} labels are {labels[0]}" if labels else "no rows",
+                found=found,
                 expected=f"right and wrong rows in the column {column}",
             )
         )

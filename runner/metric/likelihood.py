@@ -29,7 +29,9 @@ def loss(log_probs: Sequence[Sequence[float]]) -> float:
 def perplexity(log_probs: Sequence[Sequence[float]]) -> float:
     """The exponential of ``loss``; infinity where that is no float."""
     mean = loss(log_probs)
-    return math.exp(mean) if mean < 700 else math.inf
+    if mean < 700:
+        return math.exp(mean)
+    return math.inf
 
 
 def token_accuracy(logits: Sequence[Any], labels: Sequence[Sequence[int]]) -> list[float | None]:
@@ -45,5 +47,8 @@ def token_accuracy(logits: Sequence[Any], labels: Sequence[Sequence[int]]) -> li
             if getattr(token_logits, "ndim", 0):
                 token_logits = token_logits.argmax()
             hits += int(token_logits) == label
-        shares.append(hits / len(right) if len(right) else None)
+        share = None
+        if len(right):
+            share = hits / len(right)
+        shares.append(share)
     return shares

@@ -202,10 +202,12 @@ def _read_modules(shapes: Shapes) -> list[LoraModule]:
 def _list_other_ranks(config: Node, modules: list[LoraModule]) -> list[str]:
     """The modules whose weights have another rank than the config says, in words."""
     patterns = config.get("rank_pattern")
+    if not isinstance(patterns, Mapping):
+        patterns = {}
     lines = []
     for module in modules:
         rank = config.get("r")
-        for pattern, pattern_rank in patterns.items() if isinstance(patterns, Mapping) else ():
+        for pattern, pattern_rank in patterns.items():
             if re.fullmatch(rf"(.*\.)?({pattern})", module.name):
                 rank = pattern_rank
                 break
@@ -283,7 +285,9 @@ def _is_among(name: str, modules: object) -> bool:
         return True
     if isinstance(modules, str):
         return any(re.fullmatch(modules, f"{backbone}{name}") for backbone in BACKBONES)
-    for module in map(str, modules) if isinstance(modules, list) else ():
+    if not isinstance(modules, list):
+        return False
+    for module in map(str, modules):
         if name == _short_name(module) or name.endswith(f".{module}"):
             return True
     return False
@@ -314,4 +318,6 @@ def _find_shape_faults(
 
 def _short_name(module: str) -> str:
     match = IN_LAYER.search(module)
-    return match[1] if match else module.rpartition(".")[2]
+    if match:
+        return match[1]
+    return module.rpartition(".")[2]

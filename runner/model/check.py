@@ -199,7 +199,9 @@ def find_stop_faults(node: Node) -> list[Fault]:
         strings = folder.read(file).get("stop_strings")
     except ConfigError:  # which is reported where the model is checked
         return []
-    return [no_stop_strings(strings, str(node["path"]))] if strings else []
+    if not strings:
+        return []
+    return [no_stop_strings(strings, str(node["path"]))]
 
 
 def no_stop_strings(strings: object, path: str) -> Fault:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from os.path import getmtime
 from typing import TypeGuard
 
+from runner.config.conversion import to_list
 from runner.errors import Fault
 from runner.model.architecture import (
     config_target,
@@ -303,8 +304,7 @@ def _find_end_token_faults(folder: ModelFolder) -> Iterator[Fault]:
         return
     key = "eos_token_id"
     for file in filter(folder.has, ("config.json", "generation_config.json")):
-        ends = folder.read(file).get(key)
-        for token_id in ends if isinstance(ends, list) else [ends]:
+        for token_id in to_list(folder.read(file).get(key)):
             if isinstance(token_id, int) and token_id >= rows:
                 expected = f"below vocab_size, {rows}"
                 yield bad_value(folder, file, key, str(token_id), expected)

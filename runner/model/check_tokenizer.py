@@ -159,10 +159,13 @@ def find_token_faults(node: Node, vocabulary: Vocabulary) -> Iterator[Fault]:
         if token:
             add = to_override("model.tokenizer.add_special_tokens", [token])
             fix += f", or {add}, which is new"
+        expected = "one of its tokens"
+        if vocabulary.marks:
+            expected = f"such as {vocabulary.marks}"
         yield Fault(
             where=f"model.tokenizer.{key}",
             found=f"{token} is not in the vocabulary",
-            expected=f"such as {vocabulary.marks}" if vocabulary.marks else "one of its tokens",
+            expected=expected,
             fix=fix,
         )
 
@@ -198,7 +201,9 @@ def find_size_faults(vocabulary: Vocabulary, rows: int) -> list[Fault]:
 
 def _text_of(entry: object) -> str | None:
     """The text of a special token, which may be an object in a file."""
-    token = entry.get("content") if isinstance(entry, Mapping) else entry
+    token = entry
+    if isinstance(entry, Mapping):
+        token = entry.get("content")
     return token if isinstance(token, str) else None
 
 

@@ -124,7 +124,9 @@ def find_target_faults(
             fix=fix,
         )
         return
-    for target in sorted(targets) if isinstance(targets, list | set | tuple) else ():
+    if not isinstance(targets, list | set | tuple):
+        return
+    for target in sorted(targets):
         if not any(name == target or name.endswith(f".{target}") for name in modules):
             yield Fault(
                 where="peft.target_modules",
@@ -224,7 +226,8 @@ def _find_layer_number_faults(settings: Node, modules: Collection[str]) -> Itera
         return
     last = max(numbers)
     chosen = settings.get("layers_to_transform")
-    for number in [chosen] if isinstance(chosen, int) else chosen or ():
+    chosen_numbers = [chosen] if isinstance(chosen, int) else chosen
+    for number in chosen_numbers or ():
         if number not in numbers:
             yield Fault(
                 where="peft.layers_to_transform",

@@ -126,7 +126,9 @@ def _find_layer_faults(folder: ModelFolder) -> Iterator[Fault]:
     depth = folder.config.get("num_hidden_layers")
     first = layers.get(0, set())
     lacking: list[str] = []
-    for layer in range(depth) if isinstance(depth, int) else ():
+    if not isinstance(depth, int):
+        return
+    for layer in range(depth):
         for part in sorted(first - layers.get(layer, set())):
             lacking.append(f"{part} of layer {layer}")
     if lacking:

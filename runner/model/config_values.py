@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from runner.config.conversion import to_list
 from runner.errors import Fault
 from runner.io.files import JsonObject
 from runner.model.model_files import ModelFolder
@@ -215,7 +216,7 @@ def _find_bad_values(values: Node, file: str, target: str) -> Iterator[BadValue]
         if value is None:
             continue
         limit = _limit_of(key, file)
-        items = value if isinstance(value, list) else [value]
+        items = to_list(value)
         # Such as {"__float__": "Infinity"}, which JSON has no number for.
         has_objects = any(isinstance(item, Mapping) for item in items)
         expected = ""

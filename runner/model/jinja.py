@@ -158,12 +158,15 @@ def find_template_faults(
         return [faults.costly_template(name, GRANTED, "one exchange")]
     if probe.error is not None:
         file_line = f"{name}, line {probe.line}" if probe.line else name
+        fix = "=chatml"
+        if probe.line:
+            fix = f"mend that line, or {KEY}=chatml"
         return [
             Fault(
                 where=KEY,
                 found=f"{file_line}: {probe.error}",
                 expected="a Jinja template that renders",
-                fix=f"mend that line, or {KEY}=chatml" if probe.line else "=chatml",
+                fix=fix,
             )
         ]
     _, answer, behind = probe.text.rpartition(ANSWER)

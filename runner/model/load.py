@@ -569,9 +569,11 @@ def new_model(
     config = AutoConfig.for_model(model_type, **architecture, **tokens)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = auto_class(config.to_dict(), head).from_config(
-            config, dtype=torch.float32 if dtype == "auto" else getattr(torch, dtype)
-        )
+        torch_dtype = torch.float32
+        if dtype != "auto":
+            torch_dtype = getattr(torch, dtype)
+        model_class = auto_class(config.to_dict(), head)
+        model = model_class.from_config(config, dtype=torch_dtype)
     rows = model.get_input_embeddings().num_embeddings
     ConfigError.refuse(find_size_faults(_vocabulary_of(tokenizer), rows))
     adopt_tokens(model, tokenizer)

@@ -146,14 +146,18 @@ class ModelFolder:
     @cached_property
     def adapter(self) -> JsonObject | None:
         """``adapter_config.json``, None where there is a whole model."""
-        return self.read("adapter_config.json") if self.has("adapter_config.json") else None
+        if not self.has("adapter_config.json"):
+            return None
+        return self.read("adapter_config.json")
 
     @property
     def base(self) -> AdapterBase | None:
         """The model that an adapter belongs on; None of a whole model, or where none is named."""
         adapter = self.adapter or {}
         path = adapter.get("base_model_name_or_path")
-        return AdapterBase(str(path), adapter.get("revision")) if path else None
+        if not path:
+            return None
+        return AdapterBase(str(path), adapter.get("revision"))
 
     @property
     def is_plain(self) -> bool:

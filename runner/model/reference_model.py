@@ -33,7 +33,9 @@ def needs_reference(
     if own_config and own_config == adapter:
         if getattr(own_config, "trainable_token_indices", None):
             return True  # the trainer's copy of the adapter lacks the rows of tokens
-    return not precomputed if adapter is None else changes_base(adapter)
+    if adapter is None:
+        return not precomputed
+    return changes_base(adapter)
 
 
 def copy_reference(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
@@ -131,4 +133,6 @@ def _copy_weights(model: nn.Module, reference: nn.Module) -> list[str]:
 
 def _local_part(weight: Tensor) -> Tensor:
     """The part of a weight that this process holds."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight
+    if not isinstance(weight, DTensor):
+        return weight
+    return weight.to_local()

@@ -93,7 +93,9 @@ def _rewrite_content(turn: Row, replace: ReplaceText) -> object:
     part = f"{SAID}the {turn['role']} says"
     content = turn["content"]
     if isinstance(content, str):
-        return replace(part, content) if content.strip() else ""
+        if not content.strip():
+            return ""
+        return replace(part, content)
     pieces = []
     for piece in content:
         if str(piece.get("text") or "").strip():
@@ -119,7 +121,9 @@ def _rewrite_values(value: object, replace: ReplaceText) -> object:
     if isinstance(value, list):
         return [_rewrite_values(inner, replace) for inner in value]
     if isinstance(value, str):
-        return replace(ARGUMENT, value) if value.strip() else ""
+        if not value.strip():
+            return ""
+        return replace(ARGUMENT, value)
     return value
 
 

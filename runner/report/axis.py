@@ -59,8 +59,8 @@ class Axis:
     @cached_property
     def levels(self) -> list[Hashable]:
         """The different values: numbers in ascending order, then texts."""
-        values = dict.fromkeys(value for value in self.column if value != UNREAD)
-        return sorted(values, key=_numbers_first)
+        read_values = [value for value in self.column if value != UNREAD]
+        return sorted(dict.fromkeys(read_values), key=_numbers_first)
 
 
 def _numbers_first(value: Hashable) -> tuple[bool, float, str]:

@@ -101,6 +101,9 @@ def to_sweep_page(summary: Summary, etag: str = "", plots: Path | None = None) -
         figures = _draw_figures(summary, plots)
     styled_settings = plot_sweep.style_settings(summary)
     place_of = {id(styled.setting): place for place, styled in enumerate(styled_settings)}
+    places = [place_of[id(setting)] for setting in summary.listed]
+    curves = [figure for figure in figures if figure.is_curve]
+    charts = [figure for figure in figures if not figure.is_curve]
     return fill_page(
         "sweep.html",
         plot_sweep.sweep_charts(summary),
@@ -108,11 +111,11 @@ def to_sweep_page(summary: Summary, etag: str = "", plots: Path | None = None) -
         title=", ".join(summary.names) or summary.group.name,
         summary=summary,
         styled=styled_settings,
-        places=[place_of[id(setting)] for setting in summary.listed],
+        places=places,
         keys=styled_settings[: len(COLOURS)],
         most=summary.top or MAX_ROWS,
-        charts=[figure for figure in figures if not figure.is_curve],
-        curves=[figure for figure in figures if figure.is_curve],
+        charts=charts,
+        curves=curves,
         prompts=completions_by_setting(summary),
         facts=count_facts(run.facts for run in summary.runs),
     )

@@ -74,7 +74,9 @@ def run_pictures(
 ) -> Iterator[Picture]:
     """A picture for each kind of metric, that of the headline first."""
     for name, curves in curves_by_picture(lines, PICTURES, headline).items():
-        caption = name.replace("_", " ") if name in PICTURES else name
+        caption = name
+        if name in PICTURES:
+            caption = name.replace("_", " ")
         with new_axes(caption, title=title) as axes:
             for metric_curve in reversed(curves):
                 points = thinned(metric_curve.points)

@@ -125,11 +125,14 @@ def _pair_blocks(name: str, chosen: TokenRow, rejected: TokenRow, scored: bool) 
 
 def _part(row: TokenRow, start: int, end: int) -> TokenRow:
     """The row with its tokens from ``start`` to ``end`` alone."""
+    weights = None
+    if row.weights is not None:
+        weights = row.weights[start:end]
     return replace(
         row,
         ids=row.ids[start:end],
         trained=row.trained[start:end],
-        weights=None if row.weights is None else row.weights[start:end],
+        weights=weights,
         texts=row.texts[start:end],
     )
 
@@ -178,15 +181,22 @@ def to_mark(row: TokenRow, index: int) -> str:
 
 def format_sheet(sheet: Sheet, *, colour: bool = False, width: int = MAX_WIDTH) -> str:
     """The sheet as text: tokens in colours, or with marks below them where there is no colour."""
-    lines = [sheet.title, *(f"  {line}" for line in sheet.summary)]
+    lines = [sheet.title]
+    for line in sheet.summary:
+        lines.append(f"  {line}")
     names = []
     for mark, meaning in sheet.legend.items():
-        names.append(_styled(meaning, mark) if colour else f"{mark} {meaning}")
+        name = f"{mark} {meaning}"
+        if colour:
+            name = _styled(meaning, mark)
+        names.append(name)
     if names:
         lines.append(f"  marks: {', '.join(names)}")
     for blocks in to_blocks(sheet.rows, sheet.scored):
         for block in blocks:
-            heading = f"\x1b[1m{block.heading}\x1b[0m" if colour else block.heading
+            heading = block.heading
+            if colour:
+                heading = f"\x1b[1m{heading}\x1b[0m"
             lines += ["", heading, *_text_lines(block.row, colour, width - 2)]
     return "\n".join(lines) + "\n"
 

@@ -213,7 +213,9 @@ class ScoringModel:
             return columns[str(self.label)]
         if isinstance(self.label, int) and 0 <= self.label < count:
             return self.label
-        label = "no label" if self.label is None else repr(self.label)
+        label = "no label"
+        if self.label is not None:
+            label = repr(self.label)
         raise ConfigError(
             Fault(
                 where=f"{key}.label",

@@ -209,10 +209,14 @@ class Remote:
                     expected=f'{{"rewards": [...]}} with {count} numbers or nulls',
                 )
             ) from None
-        rewards = answer.get("rewards") if isinstance(answer, dict) else answer
+        rewards = answer
+        if isinstance(answer, dict):
+            rewards = answer.get("rewards")
         if isinstance(rewards, list) and len(rewards) == count:
             return rewards
-        size = f"{len(rewards)} rewards" if isinstance(rewards, list) else "no list of rewards"
+        size = "no list of rewards"
+        if isinstance(rewards, list):
+            size = f"{len(rewards)} rewards"
         raise DataError(
             Fault(
                 where="reward.remote",

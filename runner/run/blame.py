@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from runner.config.conversion import to_list
 from runner.errors import ConfigError, Fault, describe
 from runner.io.files import PACKAGE
 from runner.io.own_code import is_own
@@ -79,10 +80,13 @@ def find_refused_keys(
         )
     key = blamed[0]
     value = select(run.cfg, key)
+    found = text
+    if value is not None:
+        found = f"{short_text(value)}: {text}"
     return ConfigError(
         Fault(
             where=key,
-            found=text if value is None else f"{short_text(value)}: {text}",
+            found=found,
             expected=EXPECTED,
             fix=f"leave {key} out",
         )
@@ -119,7 +123,7 @@ def _is_mentioned(key: str, value: object, text: str) -> bool:
     name = last_key(key)
     if name not in COMMON_NAMES and _is_named(name, text):
         return True
-    values = value if isinstance(value, list) else [value]
+    values = to_list(value)
     return any(_is_repeated(item, text) for item in values)
 
 

@@ -50,7 +50,9 @@ class ChangedValue:
     @property
     def trainer_arg(self) -> str:
         """The name of the trainer's argument; empty for any other key."""
-        return self.path.removeprefix(PREFIX) if self.path.startswith(PREFIX) else ""
+        if not self.path.startswith(PREFIX):
+            return ""
+        return self.path.removeprefix(PREFIX)
 
 
 # --- The other run ------------------------------------------------------------------------------

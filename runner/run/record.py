@@ -70,7 +70,9 @@ class RunRecord:
     @cached_property
     def lines(self) -> list[JsonObject]:
         """The logged lines, in the order of the steps."""
-        return [] if self.faults else read_metrics(self.folder / "metrics.jsonl")
+        if self.faults:
+            return []
+        return read_metrics(self.folder / "metrics.jsonl")
 
     @cached_property
     def logged(self) -> Mapping[str, float]:
@@ -138,7 +140,9 @@ class RunRecord:
         """The steps taken, as ``7/10``, or nothing where that is not known."""
         step = self.status.get("step")
         max_steps = self.status.get("max_steps")
-        return f"{step}/{max_steps}" if max_steps else str(step or "")
+        if max_steps:
+            return f"{step}/{max_steps}"
+        return str(step or "")
 
     @property
     def standing(self) -> str:
@@ -257,11 +261,17 @@ def find_runs(
         count = max(1, len(words))
     if len(words) != count:
         run_words = [str(root / "<name>/<run>")] * count
+        found = "none"
+        if words:
+            found = f"{len(words)} of them: {' '.join(words)}"
+        expected = "one run"
+        if count != 1:
+            expected = f"{count} runs"
         raise ConfigError(
             Fault(
                 where="RUN",
-                found=f"{len(words)} of them: {' '.join(words)}" if words else "none",
-                expected="one run" if count == 1 else f"{count} runs",
+                found=found,
+                expected=expected,
                 fix=f"python -m runner {verb} {' '.join(run_words)}",
             )
         )

@@ -140,7 +140,9 @@ class Modality:
         if not content and stored["path"]:
             path = Path(stored["path"])
             content = path.read_bytes() if path.is_file() else b""
-        return hashlib.sha256(content).hexdigest() if content else ""
+        if not content:
+            return ""
+        return hashlib.sha256(content).hexdigest()
 
     # --- For models and trainers ----------------------------------------------------------------
 

@@ -296,9 +296,9 @@ def _is_dataclass(cls: Definition) -> bool:
 def _is_transformed(cls: Definition) -> bool:
     """True where a base makes dataclasses of its children (PEP 681), as in transformers."""
     decorators = map(last_name, cls.node.decorator_list)
-    return "dataclass_transform" in decorators or any(
-        _is_transformed(base) for base in bases(cls) if base
-    )
+    if "dataclass_transform" in decorators:
+        return True
+    return any(_is_transformed(base) for base in bases(cls) if base)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -362,7 +362,9 @@ def _metadata_choices(metadata: ast.expr | None) -> tuple[object, ...]:
     for key, value in zip(metadata.keys, metadata.values, strict=True):
         if _literal(key) == "choices":
             choices = _literal(value)
-            return tuple(choices) if isinstance(choices, list | tuple) else ()
+            if not isinstance(choices, list | tuple):
+                return ()
+            return tuple(choices)
     return ()
 
 

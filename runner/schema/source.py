@@ -79,11 +79,15 @@ class Module:
     @property
     def changed(self) -> int:
         """The time at which its file was last written, in nanoseconds; part of keys of caches."""
-        return os.stat(self.file).st_mtime_ns if self.file else 0
+        if not self.file:
+            return 0
+        return os.stat(self.file).st_mtime_ns
 
     @property
     def text(self) -> str:
-        return _read(self.file, self.changed) if self.file else ""
+        if not self.file:
+            return ""
+        return _read(self.file, self.changed)
 
     @property
     def bindings(self) -> dict[str, Binding]:
@@ -96,7 +100,9 @@ class Module:
 
     @property
     def tree(self) -> ast.Module:
-        return _parse(self.file, self.changed) if self.file else ast.Module([], [])
+        if self.file:
+            return _parse(self.file, self.changed)
+        return ast.Module([], [])
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,10 @@ def find_definition(target: str) -> Definition | Module | None:
     for name in names:
         if place is None or not name.isidentifier():
             return None
-        place = look_up(name, place) if isinstance(place, Module) else member(name, place)
+        if isinstance(place, Module):
+            place = look_up(name, place)
+        else:
+            place = member(name, place)
     return place
 
 
@@ -268,7 +277,9 @@ def resolve_expression(expression: ast.expr, module: Module) -> Definition | Mod
             owner = resolve_expression(value, module)
             if owner is None:
                 return None
-            return look_up(name, owner) if isinstance(owner, Module) else member(name, owner)
+            if isinstance(owner, Module):
+                return look_up(name, owner)
+            return member(name, owner)
         case ast.Subscript(value=value):
             return resolve_expression(value, module)
     return None

@@ -116,7 +116,9 @@ class Type:
                 return f"one of {shortened(texts)}"
             case "list" | "tuple" if self.parts:
                 item = self.parts[0]
-                count = f"{len(self.parts)} " if self.kind == "tuple" else ""
+                count = ""
+                if self.kind == "tuple":
+                    count = f"{len(self.parts)} "
                 items = PLURALS.get(item.kind) or f"items, each {item}"
                 return f"a list of {count}{items}"
             case "record":

@@ -90,35 +90,31 @@ def find_useless_adapter_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each setting with which nothing would train, or from another start."""
     peft = context.mapping("peft")
     if peft.get("inference_mode") is True:
-        found = "true: nothing of the adapter would train"
         yield Fault(
             where="peft.inference_mode",
-            found=found,
+            found="true: nothing of the adapter would train",
             expected="false",
             fix="=false",
         )
     start = peft.get("init_lora_weights")
     if start is False:
-        found = "false: its random weights would change the model before the first step"
         yield Fault(
             where="peft.init_lora_weights",
-            found=found,
+            found="false: its random weights would change the model before the first step",
             expected="a start that changes nothing",
             fix="=true",
         )
     if start == "eva":
-        found = "eva, a start that is computed from rows, which is not done here"
         yield Fault(
             where="peft.init_lora_weights",
-            found=found,
+            found="eva, a start that is computed from rows, which is not done here",
             expected="another start",
             fix="=pissa",
         )
     if peft.get("target_modules") == []:
-        found = "[]: no layer would get an adapter"
         yield Fault(
             where="peft.target_modules",
-            found=found,
+            found="[]: no layer would get an adapter",
             expected="layers",
             fix="=all-linear",
         )

@@ -149,7 +149,9 @@ class ValidationContext:
         # A trainer's file may put the value into a list, as that of online DPO does. Where the
         # field differs from the top level, it was set for itself.
         text = repr(value)
-        return top_key if repr(top_value) in (text, text.strip("[]")) else path
+        if repr(top_value) in (text, text.strip("[]")):
+            return top_key
+        return path
 
     @functools.cached_property
     def option(self) -> str:
@@ -241,7 +243,7 @@ class ValidationContext:
 
 def _config_sources() -> Iterator[str]:
     """The source texts that may declare a field of one of TRL's configs."""
-    modules = [module for name in CONFIGS if (module := find_module(name))]
+    modules = list(filter(None, map(find_module, CONFIGS)))
     for module in modules:
         yield module.text
     for module in modules:

@@ -147,7 +147,9 @@ def _danger_at(cfg: Config, path: str, value: object) -> str:
     if last_key(path) == "report_to" and isinstance(value, str):
         if value in UPLOADING or value in LEADING:
             return _danger_of_tracker(cfg, value)
-    danger = _danger_of_launcher(path, value) if path.startswith("launcher.") else ""
+    danger = ""
+    if path.startswith("launcher."):
+        danger = _danger_of_launcher(path, value)
     return danger or _danger_of_key(cfg, path, value)
 
 
@@ -170,7 +172,9 @@ def _danger_of_tracker(cfg: Config, name: str) -> str:
     if name in UPLOADING:
         return SENDS_FIGURES
     variable = LEADING[name]
-    store = "" if variable in environment else os.environ.get(variable, "")
+    store = ""
+    if variable not in environment:
+        store = os.environ.get(variable, "")
     is_away = bool(store) and (name == "trackio" or leaves_the_run(store))
     return f"sends the figures where {variable} leads" if is_away else ""
 

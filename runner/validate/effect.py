@@ -7,6 +7,7 @@ typed for one.
 import re
 from collections.abc import Iterator
 
+from runner.config.conversion import to_list
 from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.literal import to_text
@@ -139,7 +140,7 @@ def _find_unread(context: ValidationContext, field: str, condition: ReadBeside) 
     current = _current_value(context, decider)
     if current is UNKNOWN:
         return  # a default that is made as the config is
-    values = current if isinstance(current, list) else [current]
+    values = to_list(current)
     unread = f"{text}, which nothing reads while {decider} is {short_text(current)}"
     if not isinstance(condition.values, list):
         is_set = any(values) and values != ["no"]

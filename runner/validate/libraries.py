@@ -75,10 +75,9 @@ def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
                 fix = to_install(needed.package)
                 if key in OTHER_VALUES:
                     fix += f", or {where}={OTHER_VALUES[key]}"
-                found = f"{value} needs {needed.library}, which is not installed"
                 yield Fault(
                     where=where,
-                    found=found,
+                    found=f"{value} needs {needed.library}, which is not installed",
                     expected=f"the package {needed.library}",
                     fix=fix,
                 )
@@ -118,12 +117,9 @@ def find_unset_variables(cfg: Config) -> Iterator[Fault]:
     for tracker in trackers:
         needed = LIBRARIES[tracker].needed_variable if tracker in LIBRARIES else ""
         if needed and needed not in variables:
-            found = f"{tracker}, but {needed} is not set"
-            expected = f"{needed} set, as {tracker} requires"
-            fix = f"export {needed}=..., or tracker.report_to=none"
             yield Fault(
                 where="tracker.report_to",
-                found=found,
-                expected=expected,
-                fix=fix,
+                found=f"{tracker}, but {needed} is not set",
+                expected=f"{needed} set, as {tracker} requires",
+                fix=f"export {needed}=..., or tracker.report_to=none",
             )

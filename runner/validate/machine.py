@@ -33,14 +33,12 @@ def find_device_faults(composed: Composed, elsewhere: bool) -> Iterator[Fault]:
     if args.get("use_cpu") or (is_here and not has_devices()):
         lacking += find_gpu_faults(args, composed.typed)
         if trainer.get("needs_gpu"):
-            found = "it needs a GPU"
-            fix = "a machine that has one"
             lacking.append(
                 Fault(
                     where="trainer",
-                    found=found,
+                    found="it needs a GPU",
                     expected="a CUDA GPU",
-                    fix=fix,
+                    fix="a machine that has one",
                 )
             )
     yield from lacking or find_lone_faults(args, processes_of(composed.cfg))
@@ -132,10 +130,9 @@ def find_root_faults(roots: Iterable[object]) -> Iterator[Fault]:
             nearest = nearest.parent
         if not nearest.is_dir() or not _takes_files(nearest):
             kind = "not writable for you" if nearest.is_dir() else "a file"
-            found = f"{display_path(nearest)} is {kind}"
             yield Fault(
                 where="output_root",
-                found=found,
+                found=f"{display_path(nearest)} is {kind}",
                 expected="a folder",
                 fix="=<a folder that you may write>",
             )

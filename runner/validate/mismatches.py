@@ -62,11 +62,14 @@ def _find_form_faults(cfg: Config, menu: Mapping[str, Sequence[str]]) -> Iterato
     for name in menu.get("dataset", ()):
         if forms.get(name) and fits(forms[name], form):
             able.append(name)
+    fix = "=local dataset.path=<file>"
+    if able:
+        fix = f"=<{' | '.join(able)}>"
     yield Fault(
         where="dataset",
         found=f"{rows.get('form')} rows ({rows.get('path')})",
         expected=f"rows that can become {form} rows: {', '.join(FORMS_FOR[form])}",
-        fix=f"=<{' | '.join(able)}>" if able else "=local dataset.path=<file>",
+        fix=fix,
     )
 
 
@@ -91,10 +94,9 @@ def _find_held_out_faults(cfg: Config) -> Iterator[Fault]:
         )
     objective = str(cfg.get("objective") or "")
     if objective.startswith("eval_"):
-        found = f"{objective}, but no rows are held out"
         yield Fault(
             where="objective",
-            found=found,
+            found=f"{objective}, but no rows are held out",
             expected="held-out rows",
             fix="=loss",
         )
@@ -127,13 +129,11 @@ def _find_faults_of_metric(
     arguments = set(signature.parameters)
     is_sampled = kind_of(arguments) == "sampled"
     if f"_{name}".endswith((*CLOCK, "_time")) or name in upstream.FIGURES:
-        found = f"the name {name}, under which the trainer logs a figure of its own"
-        fix = f"metric.<name>._target_={node['_target_']}"
         yield Fault(
             where=where,
-            found=found,
+            found=f"the name {name}, under which the trainer logs a figure of its own",
             expected="another name",
-            fix=fix,
+            fix=f"metric.<name>._target_={node['_target_']}",
         )
     unknown_sets = _find_unknown_sets(node, rows)
     if gives_scores and (is_sampled or arguments & {"log_probs", "logits", "labels"}):

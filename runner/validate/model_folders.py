@@ -51,10 +51,9 @@ def find_model_folder_faults(
             yield from find_model_faults(node, "lm", where=path)
     template = cfg["trainer"]["args"].get("chat_template_path")
     if _is_template_file(template) and not Path(template).is_file():
-        found = f"there is no file {template}"
         yield Fault(
             where=TEMPLATE,
-            found=found,
+            found=f"there is no file {template}",
             expected="a template, or a tokenizer's folder",
             fix="=<file>",
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from runner.config.conversion import to_list
 from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature
@@ -110,7 +111,7 @@ def _is_node(value: object) -> bool:
 
 def _is_object(value: object) -> bool:
     """True for what a model or a function can be built from, and for nothing."""
-    values = value if isinstance(value, list) else [value]
+    values = to_list(value)
     return all(part is None or _is_node(part) for part in values)
 
 

@@ -132,10 +132,9 @@ def _find_beside_weights(context: ValidationContext) -> Iterator[Fault]:
             fix="=none",
         )
     if args.get("packing") and context.mapping("dataset").get("streaming"):
-        found = "streamed rows that are packed"
         yield Fault(
             where="weight",
-            found=found,
+            found="streamed rows that are packed",
             expected="rows on disk",
             fix="dataset.streaming=false",
         )
@@ -152,11 +151,10 @@ def _unusable(group: str, trainer: str, reason: str, kinds: Sequence[str]) -> Fa
     able: list[str] = []
     for kind in kinds:
         able += trainers.get(kind, ())
-    expected = f"one of these trainers: {', '.join(able)}"
     return Fault(
         where=group,
         found=f"set, but {trainer} takes none: {reason}",
-        expected=expected,
+        expected=f"one of these trainers: {', '.join(able)}",
         fix="=none",
     )
 
@@ -169,10 +167,9 @@ def _find_arguments_not_given(
         return
     gives = [*GIVES[kind], *ALSO_GIVES.get(kind, ())]
     if "Module" in signature.lineage and kind != "tokens":
-        found = f"{signature.name} takes logits and targets"
         yield Fault(
             where="loss",
-            found=found,
+            found=f"{signature.name} takes logits and targets",
             expected=shortened(GIVES[kind]),
             fix="trainer=sft",
         )
@@ -180,10 +177,9 @@ def _find_arguments_not_given(
         return  # a class: its signature is not that by which its instances are called
     needed = NEEDS.get(kind)
     if needed and needed.name not in signature.parameters and not signature.is_open:
-        found = f"{signature.name} does not ask for {needed.name}"
         yield Fault(
             where="loss",
-            found=found,
+            found=f"{signature.name} does not ask for {needed.name}",
             expected=f"a loss of {needed.stands_for}",
             fix="loss=none",
         )

@@ -86,11 +86,16 @@ def find_missing_reward(context: ValidationContext) -> Iterator[Fault]:
     if context.args.get("reward_model_path"):
         return
     options = _list_rewards(context)
+    expected = "entries with a _target_"
+    fix = "reward.<name>._target_=<module.name>"
+    if options:
+        expected = f"one of {shortened(options)}"
+        fix = f"={options[0]}"
     yield Fault(
         where="reward",
         found=f"none, but {trainer.name} learns from rewards",
-        expected=f"one of {shortened(options)}" if options else "entries with a _target_",
-        fix=f"={options[0]}" if options else "reward.<name>._target_=<module.name>",
+        expected=expected,
+        fix=fix,
     )
 
 
@@ -124,10 +129,9 @@ def find_weighting_faults(context: ValidationContext) -> Iterator[Fault]:
         fix = f"leave {where} out"
         if where == "reward":
             fix = f"reward.{next(iter(entries))}.weight=1"
-        found = f"{short_text(values)}: nothing would be learnt from them"
         yield Fault(
             where=where,
-            found=found,
+            found=f"{short_text(values)}: nothing would be learnt from them",
             expected="a weight that is not 0",
             fix=fix,
         )

@@ -82,7 +82,9 @@ def _unknown_key(where: str, key: str, value: object, parameters: Mapping[str, P
         word = to_override(f"{where}.{similar}", value)
         fix = f"{word} in place of {key}"
     else:
-        expected = f"one of {shortened(sorted(parameters))}" if parameters else "none"
+        expected = "none"
+        if parameters:
+            expected = f"one of {shortened(sorted(parameters))}"
         fix = f"leave {path} out"
     return Fault(
         where=path,
@@ -248,11 +250,14 @@ def find_optimizer_argument_faults(context: ValidationContext) -> Iterator[Fault
             )
         elif key not in names:
             similar = best_guess(key, names)
+            fix = example
+            if similar:
+                fix = to_override(where, f"{similar}={value}")
             yield Fault(
                 where=where,
                 found=f"{key}, which {optimizer} does not read",
                 expected=f"some of {', '.join(names)}",
-                fix=to_override(where, f"{similar}={value}") if similar else example,
+                fix=fix,
             )
 
 

@@ -68,11 +68,12 @@ def _find_faults_of_reward(path: str, node: Node, columns: Set[str]) -> Iterator
         return
     if column not in columns:
         usable = columns - {"prompt"}
-        likeliest = next(iter(usable)) if len(usable) == 1 else "<column>"
-        found = f"the rows have no column {column}"
+        likeliest = "<column>"
+        if len(usable) == 1:
+            likeliest = next(iter(usable))
         yield Fault(
             where=f"{path}.column",
-            found=found,
+            found=f"the rows have no column {column}",
             expected=f"one of {listed}",
             fix=f"={likeliest}",
         )

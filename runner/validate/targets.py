@@ -118,11 +118,10 @@ def _find_forbidden(
     fix = ""
     if package.isidentifier() and package not in source.NOT_OF_THE_USER:
         fix = f"allow=[{package}]  (if you trust that package)"
-    expected = "what the runner lists of trl, transformers, peft, torch.optim and itself"
     return Fault(
         where=where,
         found=found,
-        expected=expected,
+        expected="what the runner lists of trl, transformers, peft, torch.optim and itself",
         fix=fix,
     )
 
@@ -166,11 +165,10 @@ def _find_missing_package(where: str, target: str, similar: str) -> Fault | None
     beside = best_guess(package, modules)
     if beside:
         fix = f"={target.replace(package, beside, 1)} 'allow=[{beside}]'"
-    expected = "an installed package, or a module in this folder"
     return Fault(
         where=where,
         found=f"there is no module {package}",
-        expected=expected,
+        expected="an installed package, or a module in this folder",
         fix=fix,
     )
 
@@ -197,10 +195,9 @@ def _find_unreadable(where: str, target: str) -> Fault | None:
         )
     node = getattr(source.find_definition(target), "node", None)
     if isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Set | ast.Tuple):
-        found = f"{target} is {ast.unparse(node)[:40]}"
         return Fault(
             where=where,
-            found=found,
+            found=f"{target} is {ast.unparse(node)[:40]}",
             expected="a function or a class",
             fix=f"={home}.<function>",
         )

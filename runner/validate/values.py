@@ -8,6 +8,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import TypeGuard
 
+from runner.config.conversion import to_list
 from runner.config.dialect import Meaning, find_meanings
 from runner.config.groups import GROUPS
 from runner.errors import Fault
@@ -160,7 +161,7 @@ def misfit_number(
             expected=f"numbers, each {numbers}",
             fix=_word_for_default(path, default),
         )
-    values = value if isinstance(value, list) else [value]
+    values = to_list(value)
     if not any(_is_outside(number, numbers) for number in values):
         return None
     if not isinstance(value, list):
@@ -184,7 +185,7 @@ def _is_outside(value: object, numbers: Range) -> bool:
 
 def misfit_choice(path: str, value: object, choices: Collection[str]) -> Fault | None:
     """The fault of a text that the code compares with nothing, also of one in a list; else None."""
-    values = value if isinstance(value, list) else [value]
+    values = to_list(value)
     strange = [text for text in values if isinstance(text, str) and text not in choices]
     if not choices or not strange:
         return None
@@ -198,11 +199,12 @@ def misfit_choice(path: str, value: object, choices: Collection[str]) -> Fault |
                 corrected.append(similar)
     if not corrected:
         corrected = [next(iter(choices))]
+    new_value = corrected if isinstance(value, list) else corrected[0]
     return Fault(
         where=path,
         found=", ".join(map(short_text, strange)),
         expected=str(Type("choice", values=tuple(choices))),
-        fix=to_override(path, corrected if isinstance(value, list) else corrected[0]),
+        fix=to_override(path, new_value),
     )
 
 
@@ -305,7 +307,9 @@ def _read_text(text: str) -> list[object]:
         number = float(text)
     except ValueError:
         return []
-    return [int(number), number] if number.is_integer() else [number]
+    if not number.is_integer():
+        return [number]
+    return [int(number), number]
 
 
 def _likeliest_fix(path: str, default: object, accepted: Type, numbers: Range | None = None) -> str:

@@ -5,6 +5,7 @@ What fits a value alone is in ``values``; here the key and the trainer say what 
 
 from collections.abc import Collection, Iterator
 
+from runner.config.conversion import to_list
 from runner.config.dialect import find_meanings
 from runner.errors import Fault
 from runner.io.visible import to_visible
@@ -67,11 +68,10 @@ def _meant_otherwise(path: str, value: object) -> Fault | None:
 def _find_unusable(path: str, value: object, allow: Collection[str]) -> Iterator[Fault]:
     """The fault of a value that fits the type of its key, and that no run can have."""
     if path == "name" and isinstance(value, str) and not is_folder_name(value):
-        expected = f"a plain folder name, up to {MAX_NAME_LETTERS} characters"
         yield Fault(
             where=path,
             found=short_text(value),
-            expected=expected,
+            expected=f"a plain folder name, up to {MAX_NAME_LETTERS} characters",
             fix="name=<word>",
         )
     elif path == "output_root" and isinstance(value, str):
@@ -146,7 +146,7 @@ def _list_choices(
     """The texts that the code of a trainer compares a field of its config with; none for others."""
     if parameter.name == "report_to":
         return TRACKERS
-    values = value if isinstance(value, list) else [value]
+    values = to_list(value)
     has_text = any(isinstance(text, str) for text in values)
     if trainer is None or not has_text or not path.startswith("trainer.args."):
         return ()

@@ -22,12 +22,11 @@ def find_other_versions() -> Iterator[Fault]:
         found = "not installed"
         if version:
             found = f"{requirement.name} {version}, which was not tried"
-        fix = f"pip install '{text}', or tolerate.versions=true"
         yield Fault(
             where=requirement.name,
             found=found,
             expected=needed,
-            fix=fix,
+            fix=f"pip install '{text}', or tolerate.versions=true",
         )
 
 
