@@ -130,7 +130,12 @@ def option_fault(group: str, name: str, menu: Options) -> Fault:
     meanings = list(find_meanings(group, name))
     for meaning in meanings:
         if meaning.final:
-            return Fault(where=group, found=found, expected=meaning.why, fix=meaning.fix)
+            return Fault(
+                where=group,
+                found=found,
+                expected=meaning.why,
+                fix=meaning.fix,
+            )
     return Fault(
         where=group,
         found=found,

@@ -190,9 +190,17 @@ def yaml_fault(error: Exception, where: str) -> Fault:
     found = str(getattr(error, "problem", None) or message[:200])
     if "duplicate key" in found:
         return Fault(
-            where=where, found=found, expected="each key once", fix="delete one of the two"
+            where=where,
+            found=found,
+            expected="each key once",
+            fix="delete one of the two",
         )
-    return Fault(where=where, found=found, expected="YAML", fix="mend the line, or quote its text")
+    return Fault(
+        where=where,
+        found=found,
+        expected="YAML",
+        fix="mend the line, or quote its text",
+    )
 
 
 # --- References -----------------------------------------------------------------------------------

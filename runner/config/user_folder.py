@@ -141,7 +141,12 @@ def _read_keys(file: Path) -> Node:
     except UnicodeDecodeError:
         finding = undecodable(text, str(file))
         raise ConfigError(
-            Fault(where=str(file), found=finding.found, expected="YAML in UTF-8", fix=finding.fix)
+            Fault(
+                where=str(file),
+                found=finding.found,
+                expected="YAML in UTF-8",
+                fix=finding.fix,
+            )
         ) from None
     content = parse_yaml(text, str(file))
     if content is not None and not isinstance(content, Mapping):

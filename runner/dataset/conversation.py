@@ -43,7 +43,14 @@ PARAMETERS = ("arguments", "parameters")  # the keys under which a call holds wh
 
 def bad_cell(where: str, found: str, expected: str = "", fix: str = "") -> DataError:
     """The error of a cell that cannot be meant; ``where`` begins with the role that it plays."""
-    return DataError(Fault(where=where, found=found, expected=expected, fix=fix))
+    return DataError(
+        Fault(
+            where=where,
+            found=found,
+            expected=expected,
+            fix=fix,
+        )
+    )
 
 
 def describe_cell(value: object) -> str:

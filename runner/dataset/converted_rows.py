@@ -190,7 +190,12 @@ def _start(rows: Rows, request: RowRequest, label: str, total: int | None = None
     else:
         row = next(iter(rows), None)
     if row is None:
-        fault = Fault(where=label, found="no row", expected="at least one row", fix=PATH_FIX)
+        fault = Fault(
+            where=label,
+            found="no row",
+            expected="at least one row",
+            fix=PATH_FIX,
+        )
         raise DataError(fault)
     modalities = []
     if isinstance(rows, Dataset) and not request.steps:

@@ -51,4 +51,9 @@ def no_rows(path: Path) -> Fault:
 
 def not_utf8(where: object, finding: Finding) -> Fault:
     """The fault of bytes that are not UTF-8; ``finding`` says what they are instead."""
-    return Fault(where=str(where), found=finding.found, expected="UTF-8", fix=finding.fix)
+    return Fault(
+        where=str(where),
+        found=finding.found,
+        expected="UTF-8",
+        fix=finding.fix,
+    )

@@ -147,7 +147,12 @@ def _check_type(path: Path, reader: str, compression: str) -> None:
     """Raise DataError for a file that is not what its suffix promises, by its first bytes."""
     special = special_file(path)
     if special:
-        fault = Fault(where=str(path), found=special.found, expected="a file", fix=special.fix)
+        fault = Fault(
+            where=str(path),
+            found=special.found,
+            expected="a file",
+            fix=special.fix,
+        )
         raise DataError(fault)
     finding = sniff(first_bytes(path), str(path))
     if finding is None:

@@ -133,7 +133,12 @@ def _read_line(line: bytes, path: Path, number: int) -> Entry:
 
 def _not_json(where: str, error: ValueError, expected: str, fix: str) -> Fault:
     """The fault of a text that is no JSON."""
-    return Fault(where=where, found=f"no JSON: {error}", expected=expected, fix=fix)
+    return Fault(
+        where=where,
+        found=f"no JSON: {error}",
+        expected=expected,
+        fix=fix,
+    )
 
 
 # --- Values -------------------------------------------------------------------------------------
@@ -201,7 +206,12 @@ def _check_row(value: object, where: str, fix: str, doubts: Doubts) -> Entry:
     """The value, or the fault of one that is no object or that the reader of rows does not take."""
     if not isinstance(value, dict):
         text = json.dumps(value, ensure_ascii=False)[:40]
-        return Fault(where=where, found=repr(text), expected="a JSON object", fix=fix)
+        return Fault(
+            where=where,
+            found=repr(text),
+            expected="a JSON object",
+            fix=fix,
+        )
     if doubts.may_be_deep and _is_too_deep(value):
         return Fault(
             where=where,

@@ -169,7 +169,14 @@ def _find_several(paths: list[str]) -> Files:
 
 def _no_such_file(where: str, found: str, fix: str = PATH_FIX) -> DataError:
     """The error of a path at which there is no file of rows."""
-    return DataError(Fault(where=where, found=found, expected=FILE_EXPECTED, fix=fix))
+    return DataError(
+        Fault(
+            where=where,
+            found=found,
+            expected=FILE_EXPECTED,
+            fix=fix,
+        )
+    )
 
 
 def _missing_file(path: str, local: Path) -> DataError:

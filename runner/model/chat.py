@@ -67,7 +67,12 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None, where: st
         text = tokenizer.get_chat_template()
     except ValueError as error:  # several, and none by default
         raise ConfigError(
-            Fault(where=KEY, found=describe(error), expected="one template", fix="=chatml")
+            Fault(
+                where=KEY,
+                found=describe(error),
+                expected="one template",
+                fix="=chatml",
+            )
         ) from None
     faults = jinja.find_template_faults(
         text,

@@ -84,7 +84,14 @@ def _find_new_model_faults(node: Node, head: str) -> list[Fault]:
     unfit = describe_unfit(model_type, node, head)
     if unfit:
         expected = WANTED_MODELS["lm"]
-        return [Fault(where="model.model_type", found=unfit, expected=expected, fix="=qwen2")]
+        return [
+            Fault(
+                where="model.model_type",
+                found=unfit,
+                expected=expected,
+                fix="=qwen2",
+            )
+        ]
     if node.get("config"):
         return [
             Fault(

@@ -151,7 +151,10 @@ def _missing_config(folder: ModelFolder) -> Fault:
     if models:
         fix = to_override(folder.where, max(models, key=getmtime))
     return Fault(
-        where=folder.where, found=f"{folder.source} {found}", expected=MODEL_PATHS, fix=fix
+        where=folder.where,
+        found=f"{folder.source} {found}",
+        expected=MODEL_PATHS,
+        fix=fix,
     )
 
 
@@ -230,7 +233,12 @@ def _find_architecture_fault(folder: ModelFolder, head: str | None) -> Fault | N
         )
     unfit = describe_unfit(model_type, config, head)
     if unfit:
-        return Fault(where=folder.where, found=unfit, expected=WANTED_MODELS["lm"], fix=fix)
+        return Fault(
+            where=folder.where,
+            found=unfit,
+            expected=WANTED_MODELS["lm"],
+            fix=fix,
+        )
     return None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from runner.config.conversion import to_list
 from runner.io.turns import Row, Turns, template_arguments, turns_for
 from runner.schema.modality import fill_parts, list_media
 
@@ -86,7 +87,7 @@ def stop_ids(model: nn.Module) -> list[int]:
     ends = getattr(settings, "eos_token_id", None)
     if ends is None:
         return []
-    return ends if isinstance(ends, list) else [ends]
+    return to_list(ends)
 
 
 # --- Rows as token ids --------------------------------------------------------------------------

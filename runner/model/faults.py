@@ -67,4 +67,9 @@ def unknown_architecture(model_type: str) -> Fault:
 
 def other_bytes(path: Path, finding: Finding, expected: str) -> Fault:
     """The fault of a file that is of another type than expected."""
-    return Fault(where=str(path), found=finding.found, expected=expected, fix=finding.fix)
+    return Fault(
+        where=str(path),
+        found=finding.found,
+        expected=expected,
+        fix=finding.fix,
+    )

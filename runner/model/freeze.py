@@ -90,7 +90,12 @@ def train_weights(model: PreTrainedModel, *, matching: Sequence[str]) -> PreTrai
     faults = []
     if not matching:
         faults.append(
-            Fault(where="peft.matching", found="nothing", expected="patterns", fix="=[norm]")
+            Fault(
+                where="peft.matching",
+                found="nothing",
+                expected="patterns",
+                fix="=[norm]",
+            )
         )
     faults += _find_frozen_faults(model)
     faults += find_pattern_faults("peft.matching", matching, list(weights))

@@ -268,7 +268,14 @@ def find_folder(path: object, where: str) -> ModelFolder | None:
         found = f"{path!r} is neither a folder nor a name on the hub"
     else:
         return None
-    raise ConfigError(Fault(where=where, found=found, expected=expected, fix=fix))
+    raise ConfigError(
+        Fault(
+            where=where,
+            found=found,
+            expected=expected,
+            fix=fix,
+        )
+    )
 
 
 def has_processor(node: Mapping[str, object]) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from transformers import GenerationConfig, PreTrainedModel
 
+from runner.config.conversion import to_list
 from runner.config.experiment import Experiment, Tolerate
 from runner.errors import Fault
 from runner.io.files import shipped
@@ -212,7 +213,7 @@ def ends_of(experiment: Experiment, model: PreTrainedModel) -> list[int]:
         ends: list[int] | int | None = settings.eos_token_id
         if ends is None:
             return []
-        return ends if isinstance(ends, list) else [ends]
+        return to_list(ends)
     return []
 
 

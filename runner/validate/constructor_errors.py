@@ -51,7 +51,12 @@ def _refused_training(context: ValidationContext, refusal: Refusal) -> Fault:
         if context.mapping("dataset").get("streaming"):
             fix = "dataset.streaming=false"
     good_default = _find_good_default(context, fields)
-    return Fault(where=where, found=message, expected=EXPECTED, fix=good_default or fix)
+    return Fault(
+        where=where,
+        found=message,
+        expected=EXPECTED,
+        fix=good_default or fix,
+    )
 
 
 def _first_group(refusal: Refusal) -> str:
@@ -120,14 +125,24 @@ def _refused_part(context: ValidationContext, path: str, node: Node, refusal: Re
     names = _likeliest_first(context, path, node, arguments)
     message = _first_sentence(refusal.text)
     if not names:
-        return Fault(where=path, found=message, expected=EXPECTED, fix=f"another {path}")
+        return Fault(
+            where=path,
+            found=message,
+            expected=EXPECTED,
+            fix=f"another {path}",
+        )
     name = names[0]
     where = f"{path}.{name}"
     fix = f"{where}=<value>"
     if name in node:
         message = f"{short_text(node[name])}: {message}"
         fix = f"leave {where} out"
-    return Fault(where=where, found=message, expected=EXPECTED, fix=fix)
+    return Fault(
+        where=where,
+        found=message,
+        expected=EXPECTED,
+        fix=fix,
+    )
 
 
 def _list_refusals(context: ValidationContext, args: Mapping[str, Any]) -> list[Refusal]:

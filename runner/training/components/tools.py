@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from datasets import Dataset
 
 from runner.config.build import build, locate
+from runner.config.conversion import to_list
 from runner.config.experiment import TrainerPart
 from runner.errors import ConfigError, DataError, Fault
 from runner.generate.agent import Agent, build_agent
@@ -36,7 +37,7 @@ def build_functions(trainer: TrainerPart) -> dict[str, Any]:
         elif key == "environment_factory":
             functions[key] = _build_environments(node, seconds)
         else:
-            functions[key] = _build_tools(node if isinstance(node, list) else [node], seconds)
+            functions[key] = _build_tools(to_list(node), seconds)
     return functions
 
 
