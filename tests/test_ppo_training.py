@@ -215,6 +215,26 @@ def test_held_out_prompts_are_scored_one_and_all_with_the_same_noise(tmp_path):
     assert trainer.running.count == 0
 
 
+def test_held_out_prompts_need_no_log_probabilities_without_a_distance(tmp_path, monkeypatch):
+    def evaluate(kl_coef):
+        trainer = build(
+            tmp_path, eval_dataset=letter_rows(3), kl_coef=kl_coef, old_logprobs="recompute"
+        )
+        passes = []
+        monkeypatch.setattr(trainer.actor_critic, "logprobs", count(passes, trainer.actor_critic))
+        return trainer.evaluate(), len(passes)
+
+    def count(passes, actor_critic):
+        logprobs = actor_critic.logprobs
+        return lambda *args: passes.append(args) or logprobs(*args)
+
+    with_distance, passes = evaluate(0.05)
+    assert passes and with_distance["eval_objective/kl"] is not None
+    without_distance, passes = evaluate(0.0)
+    assert not passes
+    assert without_distance["eval_objective/scores"] == with_distance["eval_objective/scores"]
+
+
 @pytest.mark.slow
 def test_evaluating_does_not_change_the_training(tmp_path):
     held = {

@@ -71,7 +71,9 @@ def _roll_out_held_out(trainer: Trainer, rows: Sequence[Row], first: int) -> Rol
     """A completion of each row, with its noise, which is the same at every evaluation."""
     noise_BR = held_out_noise(trainer.args, first, len(rows))
     rollout: Rollout = trainer.roll_out(rows, noise_BR)
-    trainer.compute_logprobs(rollout)
+    # Scores read the distance from the reference, and the log the ratios to another sampler.
+    if trainer.args.penalises_kl or rollout.sampler_logprobs_BR is not None:
+        trainer.compute_logprobs(rollout)
     return rollout
 
 
