@@ -28,8 +28,8 @@ from transformers import (
     TrainerCallback,
 )
 
-from runner.ppo.arithmetic import RunningStats
 from runner.ppo.dynamic_sampling import roll_out_groups
+from runner.ppo.token_rewards import RunningStats
 
 IDS = torch.tensor([[1, 2, 3, 4, 5, END]])
 KINDS = {
@@ -123,9 +123,10 @@ def test_prompts_whose_completions_earn_the_same_give_way_to_others(tmp_path):
             roll_out_groups(trainer, trainer.train_dataset.select(range(row, row + 5)).to_list())
             for row in (0, 5)
         ]
-        groups = [
-            trainer.score(rollout).figures["objective/scores"].view(5, 4) for rollout in rollouts
-        ]
+        groups = []
+        for rollout in rollouts:
+            scores = trainer.rewards.score(rollout, trainer.args, trainer.state)
+            groups.append(scores.figures["objective/scores"].view(5, 4))
         drawn_rows[times] = sum((group.amax(1) > group.amin(1)).sum().item() for group in groups)
         for rollout in rollouts:
             prompts = [row["prompt"] for row in rollout.rows]

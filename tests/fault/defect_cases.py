@@ -748,8 +748,8 @@ DEFECTS = (
         "memory_not_restored",
         "The adaptive KL coefficient and the statistics of scores begin anew on a resume.",
         "runner/ppo/trainer.py",
-        "        if path:\n            text = ",
-        "        if path is True:\n            text = ",
+        "        if path:\n            self.running = ",
+        "        if path is True:\n            self.running = ",
         slow=(
             "tests/test_ppo_training.py::test_the_newest_checkpoint_is_found",
             "tests/test_ppo_training.py::test_a_resumed_training_ends_with_the_same_bits",
@@ -758,9 +758,9 @@ DEFECTS = (
     Defect(
         "gradient_divided_by_processes",
         "Each process adds its share of a mini-batch, and their average is taken for the sum.",
-        "runner/ppo/trainer.py",
-        'self.accelerator.reduce(gradient, "sum")',
-        'self.accelerator.reduce(gradient, "mean")',
+        "runner/ppo/update.py",
+        'trainer.accelerator.reduce(gradient, "sum")',
+        'trainer.accelerator.reduce(gradient, "mean")',
         slow=("tests/test_ppo_training.py::test_two_processes_train_as_one",),
     ),
     # --- Data -------------------------------------------------------------------------------------
