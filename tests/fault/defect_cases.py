@@ -386,7 +386,7 @@ DEFECTS = (
     Defect(
         "retaken_steps_logged_twice",
         "What was logged behind the checkpoint of a resume stays in the record.",
-        "runner/training/callback/record.py",
+        "runner/training/callback/step_record.py",
         "forget_rows(self.path.parent / name, state.global_step)",
         "forget_rows(self.path.parent / name, state.max_steps)",
         tests=(
@@ -1100,7 +1100,7 @@ DEFECTS = (
     Defect(
         "export_through_a_link",
         "An export is written through a link that stands in its place.",
-        "runner/training/export.py",
+        "runner/training/exported_model.py",
         "if folder.is_symlink() or (folder.exists() and not is_replaceable):",
         "if folder.exists() and not is_replaceable:",
         tests=("tests/test_export.py::test_a_link_in_the_place_of_an_export_is_left",),
@@ -1116,7 +1116,7 @@ DEFECTS = (
     Defect(
         "copy_not_compared",
         "The copied files of an export are not compared with what they were copied from.",
-        "runner/training/export.py",
+        "runner/training/exported_model.py",
         "    if not files_of(new).items() <= files_of(source).items():\n",
         "    if not files_of(new).keys() <= files_of(source).keys():\n",
         tests=("tests/test_export.py::test_a_copy_of_other_bytes_is_no_export",),

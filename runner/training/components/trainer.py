@@ -26,8 +26,8 @@ from runner.training.components.trainer_parts import build_inside, loss_interfac
 from runner.training.components.training_rows import limit_held_out
 from runner.training.extension import extend
 from runner.training.hooks import Hooks
-from runner.training.objective import OBJECTIVES
 from runner.training.precompute import drop_long, mark_rows_with_code, note_of, share_rows
+from runner.training.sequence_objective import OBJECTIVES
 from runner.training.user_loss import call_loss
 
 # Keys of the trainer's node that are neither ours nor arguments of its constructor.
