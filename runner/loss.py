@@ -2,7 +2,7 @@
 
 A loss names as arguments what it wants to be given (``conf/README.md``, what a part of yours is
 given); the rest comes from its keys in the YAML. When it is called, and how batches are averaged,
-is in ``training.objective``.
+is in ``training.sequence_objective``.
 """
 
 from torch import Tensor

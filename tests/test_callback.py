@@ -19,7 +19,7 @@ from runner.errors import ConfigError
 from runner.io.files import read_json
 from runner.run.continuation import computes_once
 from runner.training.callback import Anomaly
-from runner.training.callback.record import Record
+from runner.training.callback.step_record import Record
 from runner.training.callback.user import build_callbacks
 
 EXAMPLE = Path(__file__).parent / "example_project"

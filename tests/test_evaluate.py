@@ -18,7 +18,7 @@ from runner.launch.compose.stages import compose_runs
 from runner.metric.paired import compare, resampled_means
 from runner.run import open_run
 from runner.run.seal import seal
-from runner.training.components.evaluation import held_out_scores
+from runner.training.held_out_scores import held_out_scores
 
 TINY = PACKAGE / "model" / "tiny"
 TOY = ("model=tiny", "dataset=toy_sort", "limit=10", "batch_size=4")

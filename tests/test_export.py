@@ -104,7 +104,7 @@ def test_a_copy_of_other_bytes_is_no_export(laid, monkeypatch, capsys):
 
 
 def test_nothing_half_made_is_left(laid, monkeypatch):
-    monkeypatch.setattr("runner.training.export.to_card", lambda *_: 1 / 0)
+    monkeypatch.setattr("runner.training.exported_model.to_card", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["export", "x"])
     assert not (laid / "export").exists()

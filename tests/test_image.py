@@ -42,7 +42,7 @@ from runner.model.encoding import encode_prompt
 from runner.model.load import load_tokenizer, new_model
 from runner.schema import modality
 from runner.schema.modality import IMAGE
-from runner.training.components.training_rows import check_bounds
+from runner.training.components.chat_rows import check_bounds
 
 RED = (220, 40, 40)
 BLUE = (40, 60, 220)

@@ -19,12 +19,12 @@ from runner.schema.choices import choices_compared
 from runner.schema.read import read_signature
 from runner.schema.source import find_definition
 from runner.schema.upstream import LOSS_INTERFACES, OWN_LOSS, UNWEIGHABLE, loss_interface
-from runner.training import objective
+from runner.training import sequence_objective
 from runner.training.components import build_components
 from runner.training.hooks import Hooks
-from runner.training.objective import WatchedSequences, watched
+from runner.training.sequence_objective import WatchedSequences, watched
 from runner.training.user_loss import aligned, call_loss
-from runner.validate.objective import ALSO_GIVES, GIVES
+from runner.validate.loss_parts import ALSO_GIVES, GIVES
 
 # --- By hand ------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ def test_weights_are_aligned_to_predictions():
     "result", [torch.tensor(1.0), torch.zeros(2), 0.5], ids=["one number", "too few", "no tensor"]
 )
 def test_a_result_of_another_shape_is_refused(result):
-    trainer = type("Mine", (objective.Objective,), {"__init__": lambda self: None})()
+    trainer = type("Mine", (sequence_objective.Objective,), {"__init__": lambda self: None})()
     trainer.hooks = Hooks(loss=lambda log_probs: result)
     with pytest.raises(ConfigError, match=r"\(3,\)"):
         trainer.entrywise(3, log_probs=torch.zeros(3))
@@ -167,11 +167,11 @@ def test_forward_passes_that_nobody_saw_are_sick():
 
 
 def test_a_trl_that_asks_for_no_log_probabilities_is_refused():
-    class Stock(objective.Trainer):
+    class Stock(sequence_objective.Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             return model(**inputs)
 
-    trainer = type("Mine", (objective.Tokens, Stock), {"__init__": lambda self: None})()
+    trainer = type("Mine", (sequence_objective.Tokens, Stock), {"__init__": lambda self: None})()
     with pytest.raises(SickRun, match="not asked for log-probabilities"):
         trainer.compute_loss(lambda **inputs: torch.tensor(1.0), {})
 
@@ -229,7 +229,12 @@ def test_a_trainer_is_known_by_its_names(option):
 
 
 def test_every_kind_has_a_class_and_says_what_it_gives():
-    assert {*LOSS_INTERFACES} == {*KINDS.values()} == {*GIVES} == {*objective.OBJECTIVES, "policy"}
+    assert (
+        {*LOSS_INTERFACES}
+        == {*KINDS.values()}
+        == {*GIVES}
+        == {*sequence_objective.OBJECTIVES, "policy"}
+    )
 
 
 @pytest.mark.parametrize("option", KINDS)
@@ -287,7 +292,8 @@ def test_a_trainer_of_the_users_own_is_of_the_kind_that_it_builds_on(own_trainer
     assert kind_of("my_trainers.Pairs", "trl.DPOConfig") == "pairs"
     assert kind_of("my_trainers.Odds", "trl.experimental.orpo.ORPOConfig") == "odds"
     assert (
-        objective.OBJECTIVES.get(kind_of("my_trainers.Pairs", "trl.DPOConfig")) is objective.Pairs
+        sequence_objective.OBJECTIVES.get(kind_of("my_trainers.Pairs", "trl.DPOConfig"))
+        is sequence_objective.Pairs
     )
     assert kind_of("my_trainers.Fresh", "my_trainers.FreshConfig") is None
 

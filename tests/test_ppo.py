@@ -28,7 +28,6 @@ from runner.errors import ConfigError, DataError
 from runner.ppo import PPOConfig, PPOTrainer
 from runner.ppo.actor_critic import store_as_autocast
 from runner.ppo.arithmetic import (
-    RunningStats,
     generalised_advantages,
     kl_estimate,
     policy_losses,
@@ -37,7 +36,11 @@ from runner.ppo.arithmetic import (
 )
 from runner.ppo.losses import policy_loss, value_loss
 from runner.ppo.random_numbers import deal_minibatches
+from runner.ppo.rollout_logprobs import compute_logprobs
+from runner.ppo.sampling import roll_out
 from runner.ppo.scoring import step_ends
+from runner.ppo.token_rewards import RunningStats, compute_rewards
+from runner.ppo.update import compute_advantages, update
 
 # Rounding grows where Adam divides a small gradient by its own size.
 EXACT = {"optim": "sgd", "learning_rate": 0.3, "max_steps": 1, "num_ppo_epochs": 2}
@@ -60,14 +63,15 @@ def rolled_out(trainer, count=8, seed=0):
     noise = torch.rand(
         count, trainer.args.response_length, generator=torch.Generator().manual_seed(seed)
     )
-    rollout = trainer.roll_out([trainer.train_dataset[row] for row in range(count)], noise)
-    trainer.compute_logprobs(rollout)
+    rows = [trainer.train_dataset[row] for row in range(count)]
+    rollout = roll_out(trainer, rows, noise)
+    compute_logprobs(trainer, rollout)
     return rollout
 
 
 def set_advantages(trainer, rollout):
     """Those of a rollout from which nothing is learned yet."""
-    trainer.compute_advantages(rollout, trainer.compute_rewards(rollout), ())
+    compute_advantages(trainer, rollout, compute_rewards(trainer, rollout), ())
 
 
 # --- Arithmetic ---------------------------------------------------------------------------------
@@ -310,12 +314,12 @@ def test_padding_and_what_was_drawn_after_the_end_count_for_nothing(tmp_path):
     trainer = letter_trainer(tmp_path)
     inputs = [trainer.train_dataset[row] for row in range(8)]
     noise = torch.rand(8, 6, generator=torch.Generator().manual_seed(3))
-    rollout = trainer.roll_out(inputs, noise)
+    rollout = roll_out(trainer, inputs, noise)
     scrambled = torch.where(
         torch.arange(6) < torch.tensor(rollout.responses)[:, None], noise, 1 - noise
     )
     assert (scrambled != noise).any()
-    assert trainer.roll_out(inputs, scrambled).sequences == rollout.sequences
+    assert roll_out(trainer, inputs, scrambled).sequences == rollout.sequences
     batch = rollout.micro_batch(range(8))
     assert (
         batch.input_ids_BT.shape[1] == max(rollout.lengths) - 1
@@ -526,7 +530,7 @@ def test_rewards_of_steps_are_scaled_and_clipped_one_by_one_and_nothing_between_
         **PLAIN,
     )
     rollout = rolled_out(trainer)
-    rewards = trainer.compute_rewards(rollout)
+    rewards = compute_rewards(trainer, rollout)
     token_ids = [completion.token_ids for completion in rollout.completions]
     scores = list(itertools.chain(*by_step(token_ids)))
     mean = statistics.fmean(scores)
@@ -578,7 +582,9 @@ def test_the_kl_coefficient_moves_towards_its_target(tmp_path, target, change):
 @pytest.mark.parametrize(
     ("average", "budget"), [("token", 1), ("sequence", 40), slow("token", 512)]
 )
-def test_a_step_follows_the_gradient_of_the_loss_as_it_is_written(tmp_path, average, budget):
+def test_a_step_follows_the_gradient_of_the_loss_as_it_is_written(
+    tmp_path, monkeypatch, average, budget
+):
     def earned(completions, **_):
         return [float(len(text)) for text in completions]
 
@@ -595,11 +601,11 @@ def test_a_step_follows_the_gradient_of_the_loss_as_it_is_written(tmp_path, aver
     before = weights(trainer)
     gradients = {}
 
-    def keep(model, rollout, rewards, update=trainer.update):
+    def keep(trainer, model, rollout, rewards):
         gradients["rollout"] = rollout
-        return update(model, rollout, rewards)
+        return update(trainer, model, rollout, rewards)
 
-    trainer.update = keep
+    monkeypatch.setattr("runner.ppo.trainer.update", keep)
     trainer.train()
     steps = {name: before[name] - weight for name, weight in weights(trainer).items()}
 
@@ -703,7 +709,7 @@ def test_values_and_scores_are_not_rounded_under_bf16(tmp_path, critic):
     rollout = rolled_out(trainer)
     if critic != "model":
         torch.nn.init.normal_(trainer.actor_critic.value_head.weight)
-    figures = trainer.score(rollout).figures
+    figures = trainer.rewards.score(rollout, trainer.args, trainer.state).figures
     set_advantages(trainer, rollout)
     scores = [values for name, values in figures.items() if name.startswith("rewards/")][:2]
     for exact in (*scores, rollout.values_BR[rollout.mask_BR]):

@@ -28,8 +28,8 @@ from transformers import (
     TrainerCallback,
 )
 
-from runner.ppo.arithmetic import RunningStats
 from runner.ppo.dynamic_sampling import roll_out_groups
+from runner.ppo.token_rewards import RunningStats
 
 IDS = torch.tensor([[1, 2, 3, 4, 5, END]])
 KINDS = {
@@ -123,9 +123,10 @@ def test_prompts_whose_completions_earn_the_same_give_way_to_others(tmp_path):
             roll_out_groups(trainer, trainer.train_dataset.select(range(row, row + 5)).to_list())
             for row in (0, 5)
         ]
-        groups = [
-            trainer.score(rollout).figures["objective/scores"].view(5, 4) for rollout in rollouts
-        ]
+        groups = []
+        for rollout in rollouts:
+            scores = trainer.rewards.score(rollout, trainer.args, trainer.state)
+            groups.append(scores.figures["objective/scores"].view(5, 4))
         drawn_rows[times] = sum((group.amax(1) > group.amin(1)).sum().item() for group in groups)
         for rollout in rollouts:
             prompts = [row["prompt"] for row in rollout.rows]
@@ -213,6 +214,26 @@ def test_held_out_prompts_are_scored_one_and_all_with_the_same_noise(tmp_path):
     assert first["eval_objective/scores"] < first["eval_rewards/share_of_wanted/mean"]
     assert farthest(before, weights(trainer)) == 0
     assert trainer.running.count == 0
+
+
+def test_held_out_prompts_need_no_log_probabilities_without_a_distance(tmp_path, monkeypatch):
+    def evaluate(kl_coef):
+        trainer = build(
+            tmp_path, eval_dataset=letter_rows(3), kl_coef=kl_coef, old_logprobs="recompute"
+        )
+        passes = []
+        monkeypatch.setattr(trainer.actor_critic, "logprobs", count(passes, trainer.actor_critic))
+        return trainer.evaluate(), len(passes)
+
+    def count(passes, actor_critic):
+        logprobs = actor_critic.logprobs
+        return lambda *args: passes.append(args) or logprobs(*args)
+
+    with_distance, passes = evaluate(0.05)
+    assert passes and with_distance["eval_objective/kl"] is not None
+    without_distance, passes = evaluate(0.0)
+    assert not passes
+    assert without_distance["eval_objective/scores"] == with_distance["eval_objective/scores"]
 
 
 @pytest.mark.slow

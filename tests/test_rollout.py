@@ -8,9 +8,12 @@ from runner.errors import ConfigError
 from runner.generate.agent import Agent
 from runner.generate.completion import Completion
 from runner.generate.sampler import Sampling, seeded_generator, uniform
+from runner.ppo import sampling
 from runner.ppo.arithmetic import generalised_advantages
+from runner.ppo.preparation import sampling_of
 from runner.ppo.random_numbers import rollout_noise
 from runner.ppo.rollout import Rollout
+from runner.ppo.update import update
 from tests.tiny_ppo import (
     END,
     LETTERS,
@@ -259,15 +262,15 @@ def tool_trainer(folder, **changed):
     return trainer
 
 
-def test_ppo_learns_from_the_tokens_of_the_policy_and_from_no_others(tmp_path):
+def test_ppo_learns_from_the_tokens_of_the_policy_and_from_no_others(tmp_path, monkeypatch):
     trainer = tool_trainer(tmp_path, num_ppo_epochs=1, cliprange=0.2)
     recorded = {}
 
-    def keep(model, rollout, rewards, update=trainer.update):
+    def keep(trainer, model, rollout, rewards):
         recorded["rollout"] = rollout
-        return update(model, rollout, rewards)
+        return update(trainer, model, rollout, rewards)
 
-    trainer.update = keep
+    monkeypatch.setattr("runner.ppo.trainer.update", keep)
     trainer.train()
     rollout, (logs, *_) = recorded["rollout"], logs_of(trainer)
     assert rollout.mask_BR.sum().item() == sum(
@@ -297,7 +300,7 @@ def test_a_rollout_of_the_users_is_learnt_from_as_ours_is(tmp_path):
         rows = [{"prompt": prompt} for prompt in prompts]
         noise = rollout_noise(trainer.args, len(rows), trainer.state.global_step, "train")
         made = trainer.tools.play(
-            trainer.actor_critic.policy, trainer.processing_class, rows, trainer.sampling, noise
+            trainer.actor_critic.policy, trainer.processing_class, rows, sampling_of(trainer), noise
         )
         logprobs = []
         for episode in made:
@@ -371,7 +374,8 @@ def test_a_reward_for_each_token_counts_those_of_the_policy(tmp_path):
         return [[float(place) for place in range(len(ids))] for ids in completion_ids]
 
     trainer = tool_trainer(tmp_path, reward_funcs=by_token)
-    rollout = trainer.roll_out(chats(), rollout_noise(trainer.args, 8, 0, "train"))
+    noise = rollout_noise(trainer.args, 8, 0, "train")
+    rollout = sampling.roll_out(trainer, chats(), noise)
     earned, _ = trainer.rewards(rollout.completions, rollout.rows, None, 640)
     for number, completion in enumerate(rollout.completions):
         places = [float(place) for place, is_own in enumerate(completion.own) if is_own]

@@ -28,8 +28,8 @@ def predict(request: Request, callbacks: Mapping[str, Node]) -> int:
     """
     from runner.model.chat import check_rendering, check_template
     from runner.training.callback.user import PredictionEvents
-    from runner.training.components.model import load_trained
-    from runner.training.components.training_rows import check_texts
+    from runner.training.components.chat_rows import check_texts
+    from runner.training.components.trained_model import load_trained
 
     weights = request.weights
     facts = request.facts(PARTS)

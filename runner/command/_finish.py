@@ -14,9 +14,10 @@ from runner.run import Run, write_manifest
 from runner.run.record import read_run
 from runner.run.seal import rotate, sealed_hashes
 from runner.training.callback.stop import StopRequest
-from runner.training.components.evaluation import held_out_scores, sample_training
+from runner.training.components.evaluation import sample_training
 from runner.training.components.model import policy_of
 from runner.training.components.types import Components
+from runner.training.held_out_scores import held_out_scores
 from runner.training.model_folder import save_model
 
 

@@ -25,7 +25,7 @@ def measure_answers(
     from runner.generate.answer_reader import AnswerReader
     from runner.generate.completion import context_length
     from runner.generate.judge import judge_answers
-    from runner.training.components.training_rows import check_texts
+    from runner.training.components.chat_rows import check_texts
 
     request = side.request
     is_scorer = request.head == "score"

@@ -12,8 +12,8 @@ from runner.io.terminal import quiet
 
 def measure_side(side: Side) -> None:
     """Load a model once and measure every set; the model is freed, because another may follow."""
-    from runner.training.components.model import load_trained
     from runner.training.components.scorers import build_metrics
+    from runner.training.components.trained_model import load_trained
 
     request = side.request
     with quiet():

@@ -21,7 +21,7 @@ def answer_prompt(request: Request) -> int:
     """Print what the model writes after a prompt, or the score of an answer, and nothing else."""
     from runner.generate.answer_reader import AnswerReader
     from runner.model.chat import check_template
-    from runner.training.components.model import load_trained
+    from runner.training.components.trained_model import load_trained
 
     options = request.options
     with quiet():

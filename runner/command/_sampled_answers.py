@@ -24,7 +24,7 @@ def measure_sampled(
     """Ask metrics and rewards about completions, and add their figures to those of the set."""
     from runner.generate.judge import judge_completions
     from runner.model.chat import check_rendering, check_template
-    from runner.training.components.training_rows import check_texts
+    from runner.training.components.chat_rows import check_texts
 
     request = side.request
     score = _build_score(request, tokenizer) if request.experiment.rewards else None

@@ -53,7 +53,7 @@ class TrainedRun(RunRecord):
         ``model.dtype=bfloat16``, or ``allow=[my_lab]`` where code of your own builds it. Raises
         FolderError where there are no weights.
         """
-        from runner.training.components.model import load_trained
+        from runner.training.components.trained_model import load_trained
 
         words = to_overrides(overrides, (), "TrainedRun.model")
         line = CommandLine("predict", words, [str(self.folder)])

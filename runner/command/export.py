@@ -10,7 +10,7 @@ from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import display_path
 from runner.run.record import check_finished, find_runs
 from runner.run.seal import check_sealed
-from runner.training.export import export
+from runner.training.exported_model import export
 
 
 def main(line: CommandLine) -> int:

@@ -1,7 +1,8 @@
 """The rules of the ``weight`` group: weights of messages, or of spans of letters, in the loss.
 
 A rule is a function of the ``messages`` of a row, and of columns of the row that are its further
-arguments without a default. What a weight does in the loss stands in ``training.objective``.
+arguments without a default. What a weight does in the loss stands in
+``training.sequence_objective``.
 """
 
 import inspect

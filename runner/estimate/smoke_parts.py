@@ -15,7 +15,7 @@ from runner.launch.signals import Stop
 from runner.run import Run
 from runner.run.record import read_run
 from runner.run.seal import sealed_checkpoints
-from runner.training.export import export
+from runner.training.exported_model import export
 from runner.training.inspection import inspect_training
 from runner.training.inspection_faults import find_faults, summary_of
 from runner.training.stand_in import first_rows_prepared

@@ -21,7 +21,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, Trainer
 
 from runner.errors import ConfigError, Fault
 from runner.generate.sampler import Model
@@ -397,3 +397,25 @@ def store_as_autocast(model: nn.Module, dtype: torch.dtype) -> None:
             layer.to(dtype)
             layer.register_forward_pre_hook(cast_input)
             layer.register_forward_hook(cast_output)
+
+
+def place_frozen(trainer: Trainer) -> TokenLogProbs | None:
+    """Put reward models and the reference where the policy is, in the types of their passes.
+
+    The PPOTrainer is read only where it is public.
+    Returns the log-probabilities of a reference that is a model of its own.
+    """
+    args = trainer.args
+    reward_models = trainer.rewards.models
+    references = []
+    if trainer.reference is not None:
+        references.append(trainer.reference)
+    for model in [*reward_models, *references]:
+        model.requires_grad_(False).eval()
+        if not getattr(model, "is_quantized", False):
+            model.to(args.device)
+    if args.device.type == "cuda" and args.bf16 and not trainer.is_fsdp_enabled:
+        scorers = [model.base_model for model in reward_models if hasattr(model, "score")]
+        for model in [trainer.actor_critic.policy, *references, *scorers]:
+            store_as_autocast(model, torch.bfloat16)
+    return TokenLogProbs(references[0]) if references else None

@@ -4,9 +4,7 @@ Models, rollouts and optimizer steps are in ``trainer``. Letters at the end of a
 its shape: B rows of this process, R response tokens, N response tokens of some rows end to end.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -130,47 +128,3 @@ def importance_ratios(logprobs_N: Tensor, sampler_logprobs_N: Tensor) -> Tensor:
     """
     ratios_N = (logprobs_N - sampler_logprobs_N).exp()
     return torch.where(ratios_N.isnan(), 1.0, ratios_N)
-
-
-@dataclass
-class RunningStats:
-    """The adaptive KL coefficient and the statistics of all scores so far; saved in checkpoints."""
-
-    kl_coef: float
-    count: float = 0.0
-    mean: float = 0.0
-    squares: float = 0.0  # sum of squared distances from the mean
-
-    def add(self, count: float, mean: float, squares: float) -> None:
-        """Take in the scores of a batch (Chan et al. 1979)."""
-        new_count = self.count + count
-        distance = mean - self.mean
-        self.squares += squares + distance**2 * self.count * count / new_count
-        self.mean += distance * count / new_count
-        self.count = new_count
-
-    @property
-    def deviation(self) -> float:
-        """The deviation of all scores so far; 1 where all were equal, which tells no scale."""
-        if not self.count:
-            return 1.0
-        return math.sqrt(self.squares / self.count) or 1.0
-
-    def normalise(self, earned_BR: Tensor, how: str, clip: float | None, total: Sum) -> Tensor:
-        """The rewards that were given, scaled by all so far and clipped; 0 where none was given.
-
-        ``how`` is none, scale or whiten, which also shifts them.
-        """
-        given_BR = ~earned_BR.isnan()
-        scores_N = earned_BR[given_BR]
-        if how != "none":
-            scores = torch.tensor(float(len(scores_N)), device=scores_N.device, dtype=torch.float64)
-            count = total(scores)
-            mean = total(scores_N.double().sum()) / count
-            squares = total((scores_N.double() - mean).square().sum())
-            self.add(count.item(), mean.item(), squares.item())
-            shift = self.mean if how == "whiten" else 0.0
-            scores_N = (scores_N - shift) / self.deviation
-        if clip is not None:
-            scores_N = scores_N.clamp(-clip, clip)
-        return torch.zeros_like(earned_BR).masked_scatter(given_BR, scores_N)

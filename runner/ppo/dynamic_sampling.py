@@ -13,6 +13,7 @@ from transformers import Trainer
 from runner.io.turns import Row
 from runner.ppo.random_numbers import draw_further_rows, rollout_noise
 from runner.ppo.rollout import Rollout
+from runner.ppo.sampling import roll_out
 
 
 def roll_out_groups(trainer: Trainer, prompts: Sequence[Row]) -> Rollout:
@@ -55,13 +56,16 @@ def _roll_out_prompts(trainer: Trainer, prompts: Sequence[Row], purpose: str) ->
     for prompt in prompts:
         rows += [prompt] * trainer.args.num_generations
     step = trainer.state.global_step
-    rollout: Rollout = trainer.roll_out(rows, rollout_noise(trainer.args, len(rows), step, purpose))
+    noise_BR = rollout_noise(trainer.args, len(rows), step, purpose)
+    rollout: Rollout = roll_out(trainer, rows, noise_BR)
     return rollout
 
 
 def _find_differing_groups(trainer: Trainer, rollout: Rollout) -> list[bool]:
     """For each prompt true where its completions earn different scores."""
-    scores_B = trainer.score(rollout).figures["objective/scores"]
+    scores_B = trainer.rewards.score(rollout, trainer.args, trainer.state).figures[
+        "objective/scores"
+    ]
     scores_PG = scores_B.view(-1, trainer.args.num_generations)
     differ: list[bool] = (scores_PG.amax(1) > scores_PG.amin(1)).tolist()
     return differ

@@ -17,9 +17,12 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from runner.io.files import replace_rows
 from runner.io.turns import Row
+from runner.ppo.passes import kernels
 from runner.ppo.preparation import as_list
 from runner.ppo.random_numbers import held_out_noise
 from runner.ppo.rollout import Rollout
+from runner.ppo.rollout_logprobs import compute_logprobs
+from runner.ppo.sampling import roll_out
 
 
 def evaluate_held_out(trainer: Trainer, dataloader: DataLoader, set_name: str) -> EvalLoopOutput:
@@ -30,9 +33,9 @@ def evaluate_held_out(trainer: Trainer, dataloader: DataLoader, set_name: str) -
     for index, rows in enumerate(dataloader):
         # Batches go to the processes in turn.
         first = (index * args.world_size + args.process_index) * args.eval_batch_size
-        with trainer.kernels():
+        with kernels(trainer):
             rollout = _roll_out_held_out(trainer, rows, first)
-            figures = trainer.score(rollout).figures
+            figures = trainer.rewards.score(rollout, trainer.args, trainer.state).figures
         scores_B = figures["objective/scores"]
         table += rollout.to_table(scores_B, trainer.state.global_step, set_name)
         for name, values_B in trainer.accelerator.gather_for_metrics(figures).items():
@@ -63,15 +66,19 @@ def write_samples(trainer: Trainer) -> None:
     trainer.model.eval()
     with torch.no_grad():
         rollout = _roll_out_held_out(trainer, rows, first=0)
-        scores_B = trainer.score(rollout).figures["objective/scores"]
+        scores_B = trainer.rewards.score(rollout, trainer.args, trainer.state).figures[
+            "objective/scores"
+        ]
     _write_table(trainer, rollout.to_table(scores_B, state.global_step, "samples"))
 
 
 def _roll_out_held_out(trainer: Trainer, rows: Sequence[Row], first: int) -> Rollout:
     """A completion of each row, with its noise, which is the same at every evaluation."""
     noise_BR = held_out_noise(trainer.args, first, len(rows))
-    rollout: Rollout = trainer.roll_out(rows, noise_BR)
-    trainer.compute_logprobs(rollout)
+    rollout: Rollout = roll_out(trainer, rows, noise_BR)
+    # Scores read the distance from the reference, and the log the ratios to another sampler.
+    if trainer.args.penalises_kl or rollout.sampler_logprobs_BR is not None:
+        compute_logprobs(trainer, rollout)
     return rollout
 
 

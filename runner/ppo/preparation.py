@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from datasets import IterableDataset
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, Trainer
 
 from runner.dataset.loaded_rows import Rows
 from runner.errors import ConfigError, DataError, Fault
 from runner.generate.agent import Agent, Environments, Tool, build_agent
 from runner.generate.completion import context_length
-from runner.generate.sampler import Model
+from runner.generate.engines import VLLM
+from runner.generate.sampler import Model, Sampling
 from runner.model.encoding import encode_prompt, stop_ids
 from runner.ppo.config import PPOConfig
 
@@ -171,3 +172,37 @@ def _find_row_faults(
             expected=f"at least the {needed} of one update",
             fix="dataset.limit.train=null, or a smaller trainer.args.per_device_train_batch_size",
         )
+
+
+def check_distribution(trainer: Trainer) -> None:
+    """Raise ConfigError for models that are spread over processes in a way that PPO cannot."""
+    if trainer.is_deepspeed_enabled or trainer.accelerator.parallelism_config:
+        raise ConfigError(
+            Fault(
+                where="trainer.args",
+                found="DeepSpeed or a parallelism_config",
+                expected="whole models in each process, or FSDP2",
+                fix="strategy=fsdp2",
+            )
+        )
+
+
+def sampling_of(trainer: Trainer) -> Sampling:
+    """The distribution of rollouts."""
+    args = trainer.args
+    return Sampling(
+        max_new_tokens=args.response_length,
+        stop_ids=trainer.stop_ids,
+        temperature=args.temperature,
+        rows=args.local_rollout_forward_batch_size,
+    )
+
+
+def build_vllm(trainer: Trainer) -> VLLM | None:
+    """The engine of rollouts, where it is vLLM."""
+    args = trainer.args
+    if args.rollout_engine != "vllm":
+        return None
+    policy = trainer.actor_critic.policy
+    tokenizer = trainer.processing_class
+    return VLLM(policy, trainer.accelerator, tokenizer, args, sampling_of(trainer))

@@ -18,10 +18,37 @@ from runner.generate.completion import context_length, of_episode, to_completion
 from runner.generate.sampler import Responses, sample, whole
 from runner.io.turns import Row
 from runner.model.encoding import encode_prompt
-from runner.ppo.rollout import SampledRows
+from runner.ppo.passes import is_in_float32
+from runner.ppo.preparation import sampling_of
+from runner.ppo.rollout import Rollout, SampledRows
 
 # From prompts and the trainer to columns, a value for each prompt.
 RolloutFunction: TypeAlias = Callable[..., Mapping[str, Any]]
+
+
+@torch.no_grad()
+def roll_out(trainer: Trainer, inputs: Sequence[Row], noise_BR: Tensor) -> Rollout:
+    """Sample a completion for each row: by a user's function, with tools or in one turn."""
+    args = trainer.args
+    if trainer.rollout_func:
+        sampled = roll_out_by_function(trainer.rollout_func, inputs, trainer)
+    elif trainer.agent:
+        sampled = play_episodes(trainer.agent, inputs, noise_BR, trainer)
+    else:
+        sampled = sample_one_turn(inputs, noise_BR, trainer)
+    rollout = Rollout(sampled.rows, sampled.completions, args.device)
+    # float32 log-probabilities of sampling equal those of the update.
+    is_policy = not trainer.vllm and not trainer.rollout_func
+    is_exact = args.old_logprobs == "auto" and is_in_float32(trainer) and is_policy
+    if is_exact or args.old_logprobs == "sampled":
+        logprobs_N = torch.cat(sampled.logprobs).to(args.device)
+        rollout.logprobs_BR[rollout.mask_BR] = logprobs_N
+        rollout.has_logprobs = True
+    elif trainer.vllm and args.vllm_importance_sampling_clip_max is not None:
+        logprobs_N = torch.cat(sampled.logprobs).to(args.device)
+        zeros_BR = torch.zeros_like(rollout.logprobs_BR)
+        rollout.sampler_logprobs_BR = zeros_BR.masked_scatter(rollout.mask_BR, logprobs_N)
+    return rollout
 
 
 def play_episodes(
@@ -34,7 +61,7 @@ def play_episodes(
             policy,
             trainer.processing_class,
             rows,
-            replace(trainer.sampling, max_length=context_length(policy)),
+            replace(sampling_of(trainer), max_length=context_length(policy)),
             noise_BR,
             agree=trainer.largest_count if trainer.is_fsdp_enabled else int,
             engine=trainer.args.rollout_engine,
@@ -54,7 +81,7 @@ def sample_one_turn(rows: Sequence[Row], noise_BR: Tensor, trainer: Trainer) -> 
         policy = trainer.actor_critic.policy
         engine = trainer.args.rollout_engine
         with trainer.accelerator.autocast(), whole(trainer.actor_critic):
-            responses = sample(policy, prompts, trainer.sampling, noise_BR, engine=engine)
+            responses = sample(policy, prompts, sampling_of(trainer), noise_BR, engine=engine)
     stop_ids = trainer.stop_ids
     completions = to_completions(tokenizer, rows, prompts, responses, stop_ids, whole=not stop_ids)
     return SampledRows(list(rows), completions, responses.logprobs)

@@ -13,9 +13,10 @@ from runner.run import Run, add_notes, write_manifest
 from runner.run.disk import check_space
 from runner.run.inputs import check_fingerprints, find_other_facts, read_fingerprints
 from runner.training.callback.at_start import AtStart
-from runner.training.components.evaluation import check_objective, held_out_scores, sample_training
+from runner.training.components.evaluation import sample_training
 from runner.training.components.model import policy_of
 from runner.training.components.types import Components
+from runner.training.held_out_scores import check_objective, held_out_scores
 from runner.training.inspection import inspect_training
 from runner.training.inspection_faults import find_faults, find_notes
 from runner.training.recovery import record_adjustments

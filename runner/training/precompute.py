@@ -32,15 +32,19 @@ from runner.run import Run, installed_version
 from runner.run.continuation import EACH_STEP, ONCE, computes_once, other_run
 from runner.run.inputs import read_fingerprints
 from runner.schema import upstream
+from runner.schema.code import hash_packages, packages_of
 from runner.schema.modality import modalities_of
 
 # Arguments of a trainer's own on which no log-probability depends.
 FREE = ("beta", "learning_rate", "loss_type", "desirable_weight", "precompute_ref_log_probs")
 LIBRARIES = ("torch", "transformers", "trl")
+# Parts of a configuration whose code decides what a trainer keeps in a cache: tokens, and
+# log-probabilities.
+PREPARES_ROWS = ("trainer", "model", "peft", "quant")
 
 
 def precompute_by_default(run: Run, args: TrainingArguments, rows: Rows, held_out: HeldOut) -> None:
-    """Have the reference's log-probabilities computed once, where that is worth it.
+    """Have the reference's log-probabilities computed once, where that is worth it and undecided.
 
     It is where a training reads each row, or where they are in the cache already: no step waits for
     the reference, and it takes no memory. Not where rows are streamed, weighed or collated by the
@@ -48,6 +52,9 @@ def precompute_by_default(run: Run, args: TrainingArguments, rows: Rows, held_ou
     goes on does as its steps began, also those of another run: the other way its last bits might
     differ.
     """
+    is_decided = "precompute_ref_log_probs" in run.experiment.trainer.args
+    if is_decided or not hasattr(args, "precompute_ref_log_probs"):
+        return
     if modalities_of(list_columns(rows)):  # TRL reads them in each step
         return
     way = run.manifest().get("reference")
@@ -170,11 +177,23 @@ def _renamed(rows: Dataset, fingerprint: str) -> Dataset:
     return rows.select(range(len(rows)), new_fingerprint=fingerprint)
 
 
-def with_code(rows: Rows, code: str) -> Rows:
-    """The rows under a fingerprint of the user's code: other code finds no cache of them."""
-    if not isinstance(rows, Dataset):  # nothing of a stream is in a cache
-        return rows
-    return _renamed(rows, cache_key(rows._fingerprint, code))
+def mark_rows_with_code(experiment: Experiment, parts: dict[str, Any]) -> None:
+    """Have the rows' fingerprints go by the user's code that prepares them.
+
+    So other code finds no cache of them.
+    """
+    preparing = {name: experiment.node.get(name) for name in PREPARES_ROWS}
+    code = hash_packages(packages_of(preparing))
+    if not code:
+        return
+
+    def mark(rows: Rows) -> Rows:
+        if not isinstance(rows, Dataset):  # nothing of a stream is in a cache
+            return rows
+        return _renamed(rows, cache_key(rows._fingerprint, code))
+
+    parts["train_dataset"] = mark(parts["train_dataset"])
+    parts["eval_dataset"] = map_sets(mark, parts["eval_dataset"])
 
 
 def drop_long(trainer: Trainer) -> bool:

@@ -9,7 +9,7 @@
     values_at_keys               what a key or the trainer asks of a value
     dangers, plain_secrets       what a configuration would run, publish or give away, by ``risks``
     checks                       the list of what follows
-    parts, objective             groups and fields that exclude each other; with adapter_parts,
+    parts, loss_parts            groups and fields that exclude each other; with adapter_parts,
                                  optimizer_parts, strategy and training_fields
     passed_on                    mappings that a library reads late
     effect                       typed fields that nothing reads

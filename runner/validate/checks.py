@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from runner.errors import Fault
 from runner.validate import adapter_parts, effect, parts, passed_on, strategy, training_fields
 from runner.validate.context import ValidationContext
-from runner.validate.objective import find_objective_faults
+from runner.validate.loss_parts import find_objective_faults
 from runner.validate.optimizer_parts import find_expression_faults, find_optimizer_faults
 
 Check = Callable[[ValidationContext], Iterator[Fault]]

@@ -51,9 +51,10 @@ runner.launch.local.os.kill runner.__main__.main runner.command.train.train
 runner.command.import.main runner.launch.pool.os.fork runner.model.load._load_whole runner.model.load.importlib.util
 runner.model.load.torch.load runner.model.adapter.write_adapter runner.dataset.head.write_head
 runner.dataset.converted_rows.json.loads runner.dataset.load.os.system runner.reward.remote.build_opener
-runner.tracker.variable.set_variables runner.tracker.variable.os.environ.update runner.training.callback.record.Record
-runner.training.callback.record.Record.on_log runner.training.callback.record.shutil.rmtree
-runner.training.callback.record.os.system runner.training.callback.record.replace_rows
+runner.tracker.variable.set_variables runner.tracker.variable.os.environ.update
+runner.training.callback.step_record.Record
+runner.training.callback.step_record.Record.on_log runner.training.callback.step_record.shutil.rmtree
+runner.training.callback.step_record.os.system runner.training.callback.step_record.replace_rows
 runner.ppo.PPOTrainer.push_to_hub runner.ppo.PPOTrainer.save_model runner.ppo.trainer.json.loads
 runner.model.load.load_model.__globals__ runner.model.load.__builtins__.eval runner.model.load.__dict__
 runner.reward.rule.__loader__.load_module trl.DPOTrainer.__init__.__globals__ trl.__spec__.loader.exec_module
@@ -115,7 +116,7 @@ WORDS = {
         "callback.x._recursive_=false",
     ],
     "a file is written": [
-        "callback.x._target_=runner.training.callback.record.Record",
+        "callback.x._target_=runner.training.callback.step_record.Record",
         "callback.x.path={mark}",
         "callback.x.set_status=null",
     ],

@@ -386,7 +386,7 @@ DEFECTS = (
     Defect(
         "retaken_steps_logged_twice",
         "What was logged behind the checkpoint of a resume stays in the record.",
-        "runner/training/callback/record.py",
+        "runner/training/callback/step_record.py",
         "forget_rows(self.path.parent / name, state.global_step)",
         "forget_rows(self.path.parent / name, state.max_steps)",
         tests=(
@@ -748,8 +748,8 @@ DEFECTS = (
         "memory_not_restored",
         "The adaptive KL coefficient and the statistics of scores begin anew on a resume.",
         "runner/ppo/trainer.py",
-        "        if path:\n            text = ",
-        "        if path is True:\n            text = ",
+        "        if path:\n            self.running = ",
+        "        if path is True:\n            self.running = ",
         slow=(
             "tests/test_ppo_training.py::test_the_newest_checkpoint_is_found",
             "tests/test_ppo_training.py::test_a_resumed_training_ends_with_the_same_bits",
@@ -758,9 +758,9 @@ DEFECTS = (
     Defect(
         "gradient_divided_by_processes",
         "Each process adds its share of a mini-batch, and their average is taken for the sum.",
-        "runner/ppo/trainer.py",
-        'self.accelerator.reduce(gradient, "sum")',
-        'self.accelerator.reduce(gradient, "mean")',
+        "runner/ppo/update.py",
+        'trainer.accelerator.reduce(gradient, "sum")',
+        'trainer.accelerator.reduce(gradient, "mean")',
         slow=("tests/test_ppo_training.py::test_two_processes_train_as_one",),
     ),
     # --- Data -------------------------------------------------------------------------------------
@@ -1100,7 +1100,7 @@ DEFECTS = (
     Defect(
         "export_through_a_link",
         "An export is written through a link that stands in its place.",
-        "runner/training/export.py",
+        "runner/training/exported_model.py",
         "if folder.is_symlink() or (folder.exists() and not is_replaceable):",
         "if folder.exists() and not is_replaceable:",
         tests=("tests/test_export.py::test_a_link_in_the_place_of_an_export_is_left",),
@@ -1116,7 +1116,7 @@ DEFECTS = (
     Defect(
         "copy_not_compared",
         "The copied files of an export are not compared with what they were copied from.",
-        "runner/training/export.py",
+        "runner/training/exported_model.py",
         "    if not files_of(new).items() <= files_of(source).items():\n",
         "    if not files_of(new).keys() <= files_of(source).keys():\n",
         tests=("tests/test_export.py::test_a_copy_of_other_bytes_is_no_export",),

@@ -56,7 +56,7 @@ from runner.run.alarms import steps_to_notice
 from runner.run.history import read_metrics
 from runner.run.record import read_run
 from runner.run.seal import damage_of, sealed_checkpoints
-from runner.training.callback.record import Record
+from runner.training.callback.step_record import Record
 from runner.training.callback.stop import StopAtStep
 from runner.training.checkpoint import Seal
 from runner.training.components.types import Components

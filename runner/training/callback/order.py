@@ -9,8 +9,8 @@ from runner.io.files import JsonObject
 from runner.run import Run
 from runner.run.adjustments import ROLLBACK, adjusted_share, count_of
 from runner.training.callback.progress import Progress
-from runner.training.callback.record import Record
 from runner.training.callback.slower import Slower
+from runner.training.callback.step_record import Record
 from runner.training.callback.stop import StopAtStep, StopRequest
 from runner.training.callback.user import ServedParts, build_callbacks
 from runner.training.checkpoint import Seal

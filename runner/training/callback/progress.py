@@ -10,7 +10,7 @@ from runner.io.files import JsonObject
 from runner.io.terminal import is_terminal, progress_bar, said
 from runner.report.number import format_duration
 from runner.report.score import list_figures
-from runner.training.callback.record import Record
+from runner.training.callback.step_record import Record
 
 
 class Progress(TrainerCallback):

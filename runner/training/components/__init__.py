@@ -16,7 +16,7 @@ from runner.io.terminal import mute_libraries
 from runner.model.check import no_stop_strings
 from runner.model.encoding import processor_of
 from runner.run import Run
-from runner.run.adjustments import adjust_logs, read_adjustments
+from runner.run.adjustments import adjust_logs, count_halvings, read_adjustments
 from runner.run.alarms import steps_to_notice
 from runner.schema import upstream
 from runner.schema.read import read_signature
@@ -26,11 +26,13 @@ from runner.training.callback.stop import StopRequest
 from runner.training.callback.user import build_callbacks, parts_for_callbacks
 from runner.training.checkpoint import Seal
 from runner.training.components.args import build_args
+from runner.training.components.chat_rows import are_chats, check_chats
 from runner.training.components.evaluation import build_measure
 from runner.training.components.model import build_model
 from runner.training.components.rehearsal import blaming, rehearse_components
 from runner.training.components.rewards import build_rewards, to_model_rewards
 from runner.training.components.row_order import group_lengths
+from runner.training.components.scorers import build_metrics
 from runner.training.components.token_weights import (
     BoundRule,
     build_rules,
@@ -46,8 +48,6 @@ from runner.training.components.trainer_parts import (
     schedule_maker,
 )
 from runner.training.components.training_rows import (
-    are_chats,
-    check_chats,
     load_training_rows,
     write_prompts,
 )
@@ -79,8 +79,6 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     rows = load_training_rows(experiment, columns_asked_for(rules))
     rewards = build_rewards(experiment, args)
     reward_models = to_model_rewards(rewards, tokenizer, args)
-    if rewards.weights:
-        args.reward_weights = rewards.weights
     if are_chats(experiment, args, tokenizer, rows.train):
         rows = check_chats(experiment, tokenizer, rows)
         if any(map(carries_weights, rows.sets)):
@@ -88,8 +86,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
             rules = build_rules(experiment.weights)
         if part.form == "prompt" and hasattr(args, "chat_template_kwargs"):
             rows = rows.map(functools.partial(write_prompts, tokenizer, args))
-    is_undecided = "precompute_ref_log_probs" not in part.args
-    if hasattr(args, "precompute_ref_log_probs") and is_undecided and not rules:
+    if not rules:
         precompute_by_default(run, args, rows.train, rows.held_out)
 
     # Models, and what asks them.
@@ -112,9 +109,11 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         "callbacks": build_callbacks(experiment.callbacks, parts),
     }
     health = build_health(run, args, models.peft_config, rewards.panel)
+    metrics = build_metrics(experiment.metrics, tokenizer)
+    halvings = count_halvings(adjustments, "per_device_eval_batch_size")
     hooks = Hooks(
         evaluates=part.evaluates,
-        measure=build_measure(run, tokenizer, adjustments, agent),
+        measure=build_measure(run, tokenizer, metrics, agent, halvings),
         on_loss=health.observe_loss,
         on_log=functools.partial(adjust_logs, adjustments) if adjustments else None,
         reward_means=rewards.panel.pop_means if rewards.panel else None,

@@ -1,6 +1,6 @@
-"""Figures of a model on held-out rows: the trainer's own evaluation with the metrics in it."""
+"""The metrics of a run, which its trainer measures in each evaluation of held-out rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,67 +19,12 @@ from runner.io.files import JsonObject, replace_rows
 from runner.io.turns import Row
 from runner.metric.ask import Metric
 from runner.run import Run
-from runner.run.adjustments import count_halvings
-from runner.run.history import MACHINE
 from runner.schema import upstream
-from runner.schema.did_you_mean import best_guess
-from runner.schema.type import shortened
 from runner.training.components.model import policy_of
-from runner.training.components.scorers import build_metrics
 from runner.training.components.trainer_parts import loss_interface_of
 
 SHOWN = 4  # prompts whose answers are written where nothing else asks for any
 BATCH_SIZE = 64  # prompts side by side, until memory runs out
-# How the names of figures end that say how long something took or how far it is.
-CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")
-
-
-def held_out_scores(trainer: Trainer) -> dict[str, float]:
-    """Figures of the trainer's evaluation and of the metrics.
-
-    Raises ConfigError where ``metric_for_best_model`` is none of them.
-    """
-    if trainer.eval_dataset is None:
-        return {}
-    figures = trainer.evaluate()
-    names = [name for name in figures if not name.endswith(CLOCK) and not name.startswith(MACHINE)]
-    args = trainer.args
-    wanted = args.metric_for_best_model
-    if wanted is not None and args.eval_strategy != "no":
-        key = f"eval_{str(wanted).removeprefix('eval_')}"
-        if key not in figures:
-            raise ConfigError(_no_such_figure(str(wanted), key, names))
-    return {name: figures[name] for name in names if isinstance(figures[name], float)}
-
-
-def _no_such_figure(wanted: str, key: str, names: list[str]) -> Fault:
-    where = "trainer.args.metric_for_best_model"
-    losses = [name for name in names if name.endswith("_loss")]
-    offer = best_guess(key, names, *losses, *names, "<one of them>")
-    return Fault(
-        where=where,
-        found=f"{wanted}, which the evaluation of the start model does not return",
-        expected=shortened(names),
-        fix=f"{where}={offer}",
-    )
-
-
-def check_objective(name: str | None, scores: Mapping[str, float]) -> None:
-    """Raise ConfigError for an objective that must be a held-out score and is none of them."""
-    if not scores or not name or name in scores or f"eval_{name}" in scores:
-        return
-    similar = best_guess(name, scores, cutoff=0.8) or best_guess(f"eval_{name}", scores, cutoff=0.8)
-    if not similar and not name.startswith("eval_"):
-        return  # it may be a figure of the training
-    offer = similar or next(iter(scores))
-    raise ConfigError(
-        Fault(
-            where="objective",
-            found=f"{name}, which the evaluation of the start model does not return",
-            expected=shortened(list(scores)),
-            fix=f"objective={offer}",
-        )
-    )
 
 
 @dataclass
@@ -192,22 +137,23 @@ class HeldOutMetrics:
 def build_measure(
     run: Run,
     tokenizer: PreTrainedTokenizerBase,
-    adjustments: Sequence[JsonObject],
+    metrics: Sequence[Metric],
     agent: Agent | None,
+    halvings: int,
 ) -> HeldOutMetrics | None:
     """The configured metrics, to be called with the prefix of each evaluation; None without any.
 
+    Prompts are answered side by side, half as many for each of the ``halvings`` of a batch that was
+    too large.
     Of a trainer that learns from what it samples, some answers are written also without a metric,
     unless it writes them itself, as PPO does.
     """
     trainer = run.experiment.trainer
-    metrics = build_metrics(run.experiment.metrics, tokenizer)
     if not metrics and not trainer.is_online:
         return None
     samples = 0
     if trainer.is_online and loss_interface_of(trainer) != "policy":
         samples = SHOWN
-    halvings = count_halvings(adjustments, "per_device_eval_batch_size")
     batch_size = max(1, BATCH_SIZE >> halvings)
     return HeldOutMetrics(run, tokenizer, metrics, batch_size, agent, samples)
 

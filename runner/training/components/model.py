@@ -1,33 +1,26 @@
-"""The policy, what of it is trained, and its reference; and the model that a training has left."""
+"""The policy, what of it is trained, and its reference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from accelerate.utils import patch_environment
 from peft import PeftConfig, PeftModel
-from safetensors.torch import load_model
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from runner.config.build import asked_for, build, serve
 from runner.config.experiment import AdapterPart, Experiment
-from runner.errors import ConfigError, Fault, FolderError
-from runner.generate.run_weights import Weights
+from runner.errors import ConfigError, Fault
 from runner.generate.sampler import Model
-from runner.io.files import JsonObject, display_path
 from runner.model.adapter import check_adapter, leave_out_routers, train_beside, train_tokens
-from runner.model.check import LOADER, NEW
 from runner.model.check_config import overrides_answers
 from runner.model.load import check_quantization, hold_places
 from runner.model.reference_model import copy_reference, needs_reference
-from runner.model.saved import is_partitioned, load_adapter_weights
-from runner.reward.outcome import best_device
+from runner.model.saved import is_partitioned
 from runner.schema import upstream
 from runner.schema.source import has_method
 from runner.schema.text import Node
-from runner.training.components.args import check_devices
 
 
 @dataclass(frozen=True)
@@ -50,7 +43,7 @@ def build_model(
         serve,
         tokenizer=tokenizer,
         head=head,
-        quantization_config=_build_quantization(experiment),
+        quantization_config=build_quantization(experiment),
         seed=experiment.seed,
     )
     policy, is_handed_out = _load_policy(experiment, args, node, load)
@@ -75,7 +68,7 @@ def build_model(
     return TrainedModels(policy, peft_config, reference)
 
 
-def _build_quantization(experiment: Experiment) -> object:
+def build_quantization(experiment: Experiment) -> object:
     """The configured quantization; None without one."""
     return build(experiment.quant.node) if experiment.quant else None
 
@@ -219,95 +212,3 @@ def policy_of(trainer: Trainer) -> Model:
     """The language model that a trainer trains, without wrappers, or the critic beside it."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     return getattr(model, "policy", model)
-
-
-def load_trained(
-    experiment: Experiment, weights: Weights, head: str
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model with these weights, on the accelerator if there is one, and its tokenizer.
-
-    It is not to be trained.
-    """
-    check_devices(experiment)
-    tuner = own_tuner(experiment.peft)
-    folder = weights.folder
-    if folder is not None:
-        if (folder / "policy").is_dir():  # where PPO keeps it, beside its critic
-            folder = folder / "policy"
-        elif tuner is None:
-            _check_loadable(folder)
-    tokenizer = _load_tokenizer(experiment.model.tokenizer, folder)
-    served = {
-        "tokenizer": tokenizer,
-        "head": head,
-        "quantization_config": _build_quantization(experiment),
-    }
-    if folder is None or tuner is not None or (folder / "adapter_config.json").is_file():
-        # The model that the training began with, then what was trained of it.
-        node = experiment.model.arguments | path_of(experiment)
-        model = serve(node, **served, seed=experiment.seed)
-        if folder is not None:
-            model = _load_tuned(model, tuner, folder)
-    else:
-        model = serve(_node_of_whole_model(experiment.model.arguments, folder), **served)
-    model = model.eval().requires_grad_(False)
-    if not experiment.model.is_spread and not getattr(model, "is_quantized", False):
-        model = model.to(best_device())
-    return model, tokenizer
-
-
-def _check_loadable(folder: Path) -> None:
-    """Raise FolderError where a folder holds no model or adapter that we can load."""
-    has_config = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
-    has_weights = any(folder.glob("*.safetensors"))
-    if not has_config or not has_weights or (folder / "ppo_state.json").is_file():
-        raise FolderError(
-            Fault(
-                where=display_path(folder),
-                found="weights that only the trainer itself can read, such as those of PPO with "
-                "its critic, or shards",
-                expected="a model or an adapter as safetensors",
-                fix="checkpoint=model",
-            )
-        )
-
-
-def _load_tokenizer(node: Node, folder: Path | None) -> PreTrainedTokenizerBase:
-    """The tokenizer that a run has saved, with its template, or the configured one."""
-    settings = dict(node)
-    if folder is not None and (folder / "tokenizer_config.json").is_file():
-        if "path" in asked_for(settings["_target_"]):
-            settings |= _at_folder(settings, folder)
-    tokenizer: PreTrainedTokenizerBase = build(settings)
-    return tokenizer
-
-
-def _at_folder(node: Node, folder: Path) -> JsonObject:
-    """The values that have a node load from a folder, which has no revisions."""
-    values: JsonObject = {"path": str(folder)}
-    if "revision" in node:
-        values["revision"] = None
-    return values
-
-
-def _load_tuned(model: Model, tuner: Any, folder: Path) -> Model:
-    """A start model with the adapter, or the weights of a user's own tuner, in a folder."""
-    tuned: Model
-    if tuner is None:
-        tuned = load_adapter_weights(model, folder)
-    elif (folder / "trainer_state.json").is_file():  # a checkpoint, as the trainer writes it
-        tuned = tuner.prepare_model(model)
-        load_model(tuned, str(folder / "model.safetensors"), strict=False)
-    else:
-        tuned = tuner.from_pretrained(model, folder)
-    return tuned
-
-
-def _node_of_whole_model(node: Node, folder: Path) -> JsonObject:
-    """The node that loads a whole model from a folder, by the user's own loader where that can."""
-    target = node["_target_"]
-    if target not in (LOADER, NEW) and "path" in asked_for(target):
-        return {**node, **_at_folder(node, folder)}
-    taken = asked_for(LOADER) - {"path", "revision", "merge", "seed"}
-    settings = {key: value for key, value in node.items() if key in taken}
-    return {**settings, "_target_": LOADER, "path": str(folder)}

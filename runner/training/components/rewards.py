@@ -27,8 +27,8 @@ class BuiltRewards:
 def build_rewards(experiment: Experiment, args: TrainingArguments | None = None) -> BuiltRewards:
     """The rewards of a configuration, and the reward model of a trainer's ``args``.
 
-    The latter is taken out of them.
-    Of a trainer, only one that knows where steps end can use a reward for each.
+    The latter is taken out of them, and the weights are put in, unless all are 1. Of a trainer,
+    only one that knows where steps end can use a reward for each.
     """
     random_head = experiment.tolerate.random_head
     per_step = args is None or hasattr(args, "step_separator")
@@ -58,6 +58,8 @@ def build_rewards(experiment: Experiment, args: TrainingArguments | None = None)
         rewards.append(model)
         weights.append(1.0)
     are_equal = all(weight == 1.0 for weight in weights)
+    if args is not None and not are_equal:
+        args.reward_weights = weights
     return BuiltRewards(
         rewards, None if are_equal else weights, panel if experiment.rewards else None
     )

@@ -2,13 +2,10 @@
 
 import contextlib
 import functools
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from datasets import Dataset, DatasetDict
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -17,30 +14,24 @@ from transformers import (
     TrainingArguments,
 )
 
-from runner.config.build import asked_for, locate, serve
+from runner.config.build import asked_for, locate
 from runner.config.experiment import Experiment
-from runner.dataset.loaded_rows import HeldOut
-from runner.errors import Fault, RunnerError
-from runner.generate.budget import prompts_answered
 from runner.io.temporary import temporarily
 from runner.model.adapter import complete_heads, order_modules
 from runner.model.encoding import tokenizer_of
 from runner.model.reference_model import match_reference
 from runner.schema import upstream
-from runner.schema.code import hash_packages, packages_of
 from runner.training.components.token_weights import BoundRule
-from runner.training.components.trainer_parts import loss_interface_of
+from runner.training.components.trainer_parts import build_inside, loss_interface_of
+from runner.training.components.training_rows import limit_held_out
 from runner.training.extension import extend
 from runner.training.hooks import Hooks
-from runner.training.objective import OBJECTIVES
-from runner.training.precompute import drop_long, map_sets, note_of, share_rows, with_code
+from runner.training.precompute import drop_long, mark_rows_with_code, note_of, share_rows
+from runner.training.sequence_objective import OBJECTIVES
 from runner.training.user_loss import call_loss
 
 # Keys of the trainer's node that are neither ours nor arguments of its constructor.
 NOT_FOR_THE_TRAINER = {"_target_", "args", *upstream.FUNCTIONS}
-# Parts of a configuration whose code decides what a trainer keeps in a cache: tokens, and
-# log-probabilities.
-PREPARES_ROWS = ("trainer", "model", "peft", "quant")
 
 
 def build_trainer(
@@ -70,8 +61,8 @@ def build_trainer(
         parts["compute_loss_func"] = hooks.loss
     if hooks.loss is not None:
         parts["policy_loss"] = functools.partial(call_loss, hooks.loss)
-    _mark_rows_with_code(experiment, parts)
-    parts["eval_dataset"] = _limit_held_out(experiment, parts["eval_dataset"])
+    mark_rows_with_code(experiment, parts)
+    parts["eval_dataset"] = limit_held_out(experiment, parts["eval_dataset"])
     arguments = {}
     for name, component in parts.items():
         if name in wanted and component is not None and component != []:
@@ -79,7 +70,7 @@ def build_trainer(
     settings = part.arguments
     for key in NOT_FOR_THE_TRAINER:
         settings.pop(key, None)
-    arguments |= _build_inside(settings, tokenizer, "trainer")
+    arguments |= build_inside(settings, tokenizer, "trainer")
 
     changes = _changes_of_rows(args, has_weights=bool(rules), is_shared=shared is not None)
     loads_reference = "reward_funcs" in wanted and "ref_model" not in wanted
@@ -125,27 +116,6 @@ def _changes_of_rows(
     return {"max_length": None} if is_shared else {}
 
 
-def _mark_rows_with_code(experiment: Experiment, parts: dict[str, Any]) -> None:
-    """Have the rows' fingerprints go by the user's code that prepares them."""
-    preparing = {name: experiment.node.get(name) for name in PREPARES_ROWS}
-    code = hash_packages(packages_of(preparing))
-    if code:
-        mark = functools.partial(with_code, code=code)
-        parts["train_dataset"] = mark(parts["train_dataset"])
-        parts["eval_dataset"] = map_sets(mark, parts["eval_dataset"])
-
-
-def _limit_held_out(experiment: Experiment, held_out: HeldOut) -> HeldOut | DatasetDict:
-    """The held-out rows without those that an evaluation that samples would not answer."""
-    max_prompts = prompts_answered(experiment)
-    if max_prompts:
-        held_out = map_sets(lambda rows: rows.take(max_prompts), held_out)
-    if isinstance(held_out, dict):
-        if all(isinstance(rows, Dataset) for rows in held_out.values()):
-            return DatasetDict(held_out)  # some trainers map over all sets as if they were one
-    return held_out
-
-
 @contextlib.contextmanager
 def _nameless(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
     """Within it a tokenizer has no path: rows are found again by a hash of the tokenizer, too."""
@@ -164,24 +134,3 @@ def _on_disk(model: PreTrainedModel | str) -> Iterator[None]:
     with TemporaryDirectory() as folder, temporarily(model.config, _name_or_path=folder):
         model.save_pretrained(folder)
         yield
-
-
-def _build_inside(value: Any, tokenizer: PreTrainedTokenizerBase, where: str) -> Any:
-    """A value of the trainer's node with the nodes in it built, and served the tokenizer."""
-    if isinstance(value, list):
-        return [_build_inside(item, tokenizer, where) for item in value]
-    if not isinstance(value, Mapping):
-        return value
-    built = {}
-    for key, inner in value.items():
-        built[key] = _build_inside(inner, tokenizer, f"{where}.{key}")
-    if "_target_" not in built:
-        return built
-    try:
-        return serve(built, tokenizer=tokenizer)
-    except RunnerError as error:
-        # Faults of a teacher are said under its own key, not under that of the policy.
-        for index, fault in enumerate(error.faults):
-            beats = [re.sub(r"(?<!\S)model\.", f"{where}.", beat) for beat in astuple(fault)]
-            error.faults[index] = Fault(*beats)
-        raise

@@ -2,7 +2,9 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from typing import Any
 
 from torch.optim import Optimizer
@@ -12,6 +14,7 @@ from transformers import PreTrainedTokenizerBase, Trainer
 from runner.collator import Collator
 from runner.config.build import asked_for, build, locate, serve
 from runner.config.experiment import OptimizerPart, Part, TrainerPart
+from runner.errors import Fault, RunnerError
 from runner.io.files import JsonObject
 from runner.model.encoding import processor_of
 from runner.optimizer import build_optimizer
@@ -95,3 +98,24 @@ def build_loss(part: Part | None) -> Callable[..., Any] | None:
         settings.setdefault("reduction", "none")
     loss: Callable[..., Any] = build(settings)
     return loss
+
+
+def build_inside(value: Any, tokenizer: PreTrainedTokenizerBase, where: str) -> Any:
+    """A value of the trainer's node with the nodes in it built, and served the tokenizer."""
+    if isinstance(value, list):
+        return [build_inside(item, tokenizer, where) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    built = {}
+    for key, inner in value.items():
+        built[key] = build_inside(inner, tokenizer, f"{where}.{key}")
+    if "_target_" not in built:
+        return built
+    try:
+        return serve(built, tokenizer=tokenizer)
+    except RunnerError as error:
+        # Faults of a teacher are said under its own key, not under that of the policy.
+        for index, fault in enumerate(error.faults):
+            beats = [re.sub(r"(?<!\S)model\.", f"{where}.", beat) for beat in astuple(fault)]
+            error.faults[index] = Fault(*beats)
+        raise

@@ -5,7 +5,7 @@ which makes the forward passes, averages, and logs. What it asks the model for i
 other log-probabilities (``token_objective``), or watched on the way.
 
 The names by which a trainer is known to compute its loss in one of these ways are in
-``schema.upstream``, what each way gives in ``validate.objective``; a trainer of another way takes
+``schema.upstream``, what each way gives in ``validate.loss_parts``; a trainer of another way takes
 neither. B is the number of sequences, T of tokens in each.
 """
 

@@ -13,7 +13,7 @@ from runner.schema.type import shortened
 from runner.validate.context import ValidationContext
 
 # What each kind of trainer gives a loss of the user's own, which no signature says; a test compares
-# it with training.objective.
+# it with training.sequence_objective.
 GIVES = {
     "tokens": [
         "log_probs",
