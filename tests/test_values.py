@@ -13,7 +13,7 @@ from runner.__main__ import main
 from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.source import find_module
-from runner.tracker.library import TRACKERS
+from runner.schema.upstream.trackers import TRACKERS
 
 TINY = Path(__file__).parent.parent / "runner" / "model" / "tiny"
 GENERATION = "trainer.args.generation_kwargs"
@@ -525,7 +525,7 @@ def test_a_model_whose_files_would_spoil_a_training(tmp_path, monkeypatch, capsy
 # --- Trackers ---
 
 
-@pytest.mark.parametrize("tracker", sorted({*TRACKERS} - {"none", "all"}))
+@pytest.mark.parametrize("tracker", sorted(TRACKERS))
 def test_a_tracker_that_is_not_installed_is_the_environments_fault(tracker, capsys, monkeypatch):
     monkeypatch.setattr("runner.validate.libraries.find_spec", lambda name: None)
     refusal = refuse(capsys, f"tracker.report_to={tracker}", code=5)
