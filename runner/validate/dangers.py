@@ -17,6 +17,7 @@ from runner.validate.risks import SENDS_FIGURES, VARIABLE_RISKS, risks_of
 
 VARIABLE = "tracker.environment."
 HARMLESS_VARIABLES = {name for tracker in TRACKERS.values() for name in tracker.harmless_variables}
+MODE_VARIABLES = {tracker.mode_variable for tracker in TRACKERS.values() if tracker.mode_variable}
 # Fields of a trainer's config that may name a file of JSON, in which the same keys count.
 FILES = ("deepspeed", "fsdp_config", "accelerator_config")
 # Keys of a launcher that say how much, how long and where on the user's own machines. Any other one
@@ -149,7 +150,10 @@ def _danger_at(cfg: Config, path: str, value: object) -> str:
 def _danger_of_variable(path: str, value: object) -> str:
     """The words for what a variable of a tracker does."""
     name = path.removeprefix(VARIABLE)
-    if name in HARMLESS_VARIABLES or names_secret(name) or not value:
+    if name in HARMLESS_VARIABLES or names_secret(name):
+        return ""
+    # An empty variable leads nowhere, but an empty mode may be that in which figures are sent.
+    if not value and name not in MODE_VARIABLES:
         return ""
     for risk in (*VARIABLE_RISKS, *risks_of(name)):
         if risk.keys.fullmatch(name):
