@@ -1012,6 +1012,12 @@ STORES = {
         ),
         ("WANDB_MODE", "", True),  # the default mode sends
         ("WANDB_MODE", "disabled", False),
+        ("SWANLAB_MODE", "cloud", True),
+        ("SWANLAB_MODE", "local", False),
+        ("SWANLAB_API_HOST", "swanlab.example", True),
+        ("SWANLAB_WEBHOOK", "https://evil.example", True),
+        ("SWANLAB_LOG_DIR", "/etc", True),
+        ("SWANLAB_LOG_DIR", "{folder}/swanlab", False),
     ],
 )
 def test_a_variable_that_can_lead_a_tracker_elsewhere_must_be_typed(variable, value, is_risky):
