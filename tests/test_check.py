@@ -20,6 +20,7 @@ from runner.schema.text import nodes, to_override
 from runner.validate import find_all_faults, find_dangers
 from runner.validate.context import ValidationContext
 from runner.validate.node import SET_BY_RUNNER
+from runner.validate.plain_secrets import find_secrets
 from runner.validate.targets import is_allowed
 
 ROOT = Path(__file__).parent.parent
@@ -1009,6 +1010,14 @@ STORES = {
             (name, "mine", False)
             for name in ("WANDB_PROJECT", "WANDB_NAME", "MLFLOW_EXPERIMENT_NAME")
         ),
+        ("WANDB_MODE", "", True),  # the default mode sends
+        ("WANDB_MODE", "disabled", False),
+        ("SWANLAB_MODE", "cloud", True),
+        ("SWANLAB_MODE", "local", False),
+        ("SWANLAB_API_HOST", "swanlab.example", True),
+        ("SWANLAB_WEBHOOK", "https://evil.example", True),
+        ("SWANLAB_LOG_DIR", "/etc", True),
+        ("SWANLAB_LOG_DIR", "{folder}/swanlab", False),
     ],
 )
 def test_a_variable_that_can_lead_a_tracker_elsewhere_must_be_typed(variable, value, is_risky):
@@ -1043,6 +1052,25 @@ def test_a_secret_is_refused_and_not_repeated(path, value):
     secret = next(iter(value.values())) if isinstance(value, dict) else value
     assert secret not in str(fault)
     assert "export " in fault.fix
+
+
+@pytest.mark.parametrize(
+    ("cfg", "variable"),
+    [
+        ({"tracker": {"environment": {"SWANLAB_API_KEY": "k"}}}, "SWANLAB_API_KEY"),
+        (
+            {"tracker": {"environment": {"MLFLOW_TRACKING_PASSWORD": "k"}}},
+            "MLFLOW_TRACKING_PASSWORD",
+        ),
+        ({"tracker": {"environment": {"WANDB_PROJECT": "hf_" + "aB3" * 11}}}, "WANDB_API_KEY"),
+        ({"tracker": {"environment": {"COMET_WORKSPACE": "hf_" + "aB3" * 11}}}, "COMET_API_KEY"),
+        ({"trainer": {"args": {"swanlab_api_key": "k"}}}, "SWANLAB_API_KEY"),
+        ({"trainer": {"args": {"hub_token": "whatever-it-is"}}}, "HF_TOKEN"),
+    ],
+)
+def test_a_secret_is_exported_as_the_variable_that_its_reader_knows(cfg, variable):
+    (fault,) = find_secrets(cfg)
+    assert fault.fix == f"export {variable}=...  (and leave the key out)"
 
 
 def test_a_secret_under_a_misspelt_key_is_not_repeated_either():

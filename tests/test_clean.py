@@ -188,6 +188,13 @@ def test_no_link_is_followed(group, tmp_path, capsys):
     assert "a link to" in stdout
 
 
+@pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "swanlab"])
+def test_the_folder_of_a_tracker_is_deleted_with_its_run(group, tracker):
+    (group / FIRST / tracker).mkdir()
+    assert main(["clean", f"kl/{FIRST}", "yes=true"]) == 0
+    assert not (group / FIRST).exists()
+
+
 def test_what_no_run_writes_is_not_deleted(group, capsys):
     (group / FIRST / "thesis.tex").write_text("mine")
     (group / SECOND / ".notes").write_text("mine")

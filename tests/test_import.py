@@ -1271,6 +1271,32 @@ def test_every_set_that_is_held_out_is_named(tmp_path):
     assert "dataset.split.eval: b, d" in [note.target for note in draft.notes]
 
 
+SWANLAB = {"swanlab_project": "mine", "swanlab_mode": "local"}
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(
+    ("tool", "keys", "variables"),
+    [
+        ("llama_factory", {**THEIRS, "use_swanlab": True, **SWANLAB}, ("mine", "local")),
+        ("axolotl", {"use_swanlab": True, **SWANLAB}, ("mine", "local")),
+        ("llama_factory", {**THEIRS, "report_to": "swanlab"}, ("runner", "offline")),
+        ("swift", {"report_to": ["comet_ml", "swanlab"], **SWANLAB}, ("runner", "offline")),
+    ],
+)
+def test_swanlab_is_a_tracker_of_ours(written, tool, keys, variables):
+    tracker = written(WRONG[tool] | keys).cfg["tracker"]
+    assert tracker["report_to"] == "swanlab"
+    environment = tracker["environment"]
+    assert (environment["SWANLAB_PROJ_NAME"], environment["SWANLAB_MODE"]) == variables
+
+
+def test_settings_of_swanlab_alone_choose_no_tracker(written):
+    done = written(WRONG["axolotl"] | SWANLAB)
+    assert done.cfg["tracker"]["report_to"] == "none"
+    assert "no tracker" in done.why("swanlab_mode")
+
+
 # --- The tables -----------------------------------------------------------------------------------
 
 

@@ -131,14 +131,17 @@ def test_a_link_inside_a_run_folder_is_refused_before_anything_is_written_or_del
     assert [file.read_text() for file in elsewhere.iterdir()] == ["kept"]
 
 
-def test_a_run_folder_may_be_reached_through_links_and_wandb_keeps_its_own(cfg, tmp_path):
+@pytest.mark.parametrize("tracker", ["wandb", "swanlab"])
+def test_a_run_folder_may_be_reached_through_links_and_a_tracker_keeps_its_own(
+    cfg, tmp_path, tracker
+):
     (tmp_path / "disk" / "a").mkdir(parents=True)
     (tmp_path / "outputs").symlink_to(tmp_path / "disk")
     run = open_run(cfg, [])
     run.folder.rename(tmp_path / "moved")
     run.folder.symlink_to(tmp_path / "moved")
-    (run.folder / "wandb").mkdir()
-    (run.folder / "wandb" / "latest-run").symlink_to(tmp_path)
+    (run.folder / tracker).mkdir()
+    (run.folder / tracker / "latest-run").symlink_to(tmp_path)
     assert open_run(cfg, []).folder == run.folder
     report(run.folder)
     assert (tmp_path / "moved" / "report.html").exists()

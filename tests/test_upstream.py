@@ -15,7 +15,7 @@ from runner.schema import library_ranges, upstream
 from runner.schema.read import read_signature
 from runner.schema.source import public_names
 from runner.schema.trainer_args import ConstructorArgument, TrainerArgs
-from runner.tracker.library import TRACKERS
+from runner.schema.upstream.trackers import REPORT_TO
 from runner.validate.context import ValidationContext
 
 UPSTREAM = Path(upstream.__file__).parent
@@ -82,7 +82,7 @@ def texts() -> list[tuple[str, str]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         if (
             path.parent == UPSTREAM
-            or path in (Path(library_ranges.__file__), PACKAGE / "tracker" / "library.py")
+            or path == Path(library_ranges.__file__)
             or "importers" in path.parts
         ):
             continue
@@ -158,7 +158,7 @@ def test_each_declared_name_is_used():
 def test_the_trackers_are_those_of_transformers():
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-    assert {*TRACKERS} == {"none", "all", *INTEGRATION_TO_CALLBACK}
+    assert {*REPORT_TO} == {"none", "all", *INTEGRATION_TO_CALLBACK}
 
 
 def test_each_name_of_upstream_in_our_python_is_declared():

@@ -13,7 +13,7 @@ from runner.__main__ import main
 from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.source import find_module
-from runner.tracker.library import TRACKERS
+from runner.schema.upstream.trackers import TRACKERS
 
 TINY = Path(__file__).parent.parent / "runner" / "model" / "tiny"
 GENERATION = "trainer.args.generation_kwargs"
@@ -525,7 +525,7 @@ def test_a_model_whose_files_would_spoil_a_training(tmp_path, monkeypatch, capsy
 # --- Trackers ---
 
 
-@pytest.mark.parametrize("tracker", sorted({*TRACKERS} - {"none", "all"}))
+@pytest.mark.parametrize("tracker", sorted(TRACKERS))
 def test_a_tracker_that_is_not_installed_is_the_environments_fault(tracker, capsys, monkeypatch):
     monkeypatch.setattr("runner.validate.libraries.find_spec", lambda name: None)
     refusal = refuse(capsys, f"tracker.report_to={tracker}", code=5)
@@ -533,14 +533,49 @@ def test_a_tracker_that_is_not_installed_is_the_environments_fault(tracker, caps
 
 
 def test_a_tracker_of_the_users_own_may_have_its_variables(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("runner.validate.libraries.find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)
     Path("my/tracker").mkdir(parents=True)
-    Path("my/tracker/swanlab.yaml").write_text(
-        "report_to: swanlab\nenvironment: {SWANLAB_MODE: local}\n"
+    Path("my/tracker/mine.yaml").write_text(
+        "report_to: neptune\nenvironment: {NEPTUNE_PROJECT: mine}\n"
     )
-    refusal = refuse(capsys, "tracker=swanlab --config-dir my", code=5)
-    assert "pip install swanlab" in refusal
-    assert "SWANLAB_MODE" not in refusal
+    refusal = refuse(capsys, "tracker=mine --config-dir my", code=5)
+    assert "pip install neptune" in refusal
+    assert "NEPTUNE_PROJECT" not in refusal
+
+
+def test_swanlab_must_be_installed(capsys, monkeypatch):
+    monkeypatch.setattr("runner.validate.libraries.find_spec", lambda name: None)
+    assert "pip install 'swanlab>=0.6.2'" in refuse(capsys, "tracker=swanlab", code=5)
+
+
+def test_the_key_of_a_tracker_is_refused_with_its_own_variable(capsys):
+    refusal = refuse(capsys, "tracker=swanlab +tracker.environment.SWANLAB_API_KEY=not-a-form-4711")
+    assert "type      export SWANLAB_API_KEY=..." in refusal
+    assert "4711" not in refusal
+
+
+def test_an_unknown_mode_of_a_tracker_in_the_environment(capsys, monkeypatch):
+    monkeypatch.setenv("SWANLAB_MODE", "dryrun")
+    refusal = refuse(capsys, "seed=1", code=5)
+    assert "expected  cloud, offline or disabled" in refusal
+    assert "type      unset SWANLAB_MODE" in refusal
+
+
+@pytest.mark.parametrize(
+    ("mode", "code"), [("offline", 0), ("local", 0), ("cloud", 2), ("''", 2), ("unknown", 2)]
+)
+def test_an_experiment_may_choose_a_tracker_that_sends_nothing(
+    tmp_path, monkeypatch, capsys, mode, code
+):
+    monkeypatch.setattr("runner.validate.libraries.find_spec", lambda name: name)
+    Path("my/experiment").mkdir(parents=True)
+    Path("my/experiment/x.yaml").write_text(
+        "# @package _global_\n"
+        f"tracker: {{report_to: swanlab, environment: {{SWANLAB_MODE: {mode}}}}}\n"
+    )
+    refusal = refuse(capsys, "experiment=x --config-dir my", code=code)
+    assert ("sends the figures to a server" in refusal) is (code == 2)
 
 
 # --- What only a start shows ---

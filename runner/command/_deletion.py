@@ -14,8 +14,9 @@ from runner.run import FILES, FOLDERS, find_foreign_faults, is_shaped, locked
 from runner.run.disk import sized
 from runner.run.record import RunRecord, read_run
 from runner.run.seal import check_sealed, damage_of, sealed_checkpoints
+from runner.schema.upstream.trackers import TRACKERS
 
-# All that is ever written into a run folder, the last two by trackers.
+# All that is ever written into a run folder.
 WRITTEN = {
     *FILES,
     *FOLDERS,
@@ -25,8 +26,7 @@ WRITTEN = {
     "predictions",
     "evaluations",
     "export",
-    "wandb",
-    "tensorboard",
+    *(tracker.run_folder for tracker in TRACKERS.values() if tracker.run_folder),
 }
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from runner.errors import Fault
 from runner.io.secrets import hidden
+from runner.schema.upstream.trackers import TRACKERS, TrackerLibrary
 
 MAX_LETTERS = 80  # of a value that a fault repeats
 FALSE = "f|false|n|no|off|0"
@@ -118,11 +119,6 @@ RULES = [
         expected="debug, info, warning, error or critical",
     ),
     VariableRule(
-        names="WANDB_MODE",
-        values="online|offline|disabled|shared|dryrun|run|",
-        expected="online, offline or disabled",
-    ),
-    VariableRule(
         names="PYTORCH_(CUDA_|HIP_)?ALLOC_CONF",
         values=r"(\w+:[^,]+(,|$))*",
         expected="pairs as max_split_size_mb:128",
@@ -139,6 +135,19 @@ RULES = [
         expected="names that TORCH_LOGS=help lists, with commas",
     ),
 ]
+
+
+def _rule_of_mode(tracker: TrackerLibrary) -> VariableRule:
+    """The rule for the variable that decides whether a tracker sends anything."""
+    modes = (*tracker.quiet_modes, *tracker.sending_modes)
+    return VariableRule(
+        names=tracker.mode_variable,
+        values="|".join(modes),
+        expected=tracker.usual_modes,
+    )
+
+
+RULES += [_rule_of_mode(tracker) for tracker in TRACKERS.values() if tracker.mode_variable]
 
 
 def find_variable_faults(machines: int = 1) -> Iterator[Fault]:

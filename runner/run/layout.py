@@ -1,8 +1,8 @@
 """The layout of a run folder: its files by their names, and what does not belong in its place.
 
 Links to a run folder are the user's. One inside it would have files elsewhere overwritten, deleted
-or shown, and a pipe would have us wait for ever. wandb makes links in its own folder, where we
-neither write nor delete.
+or shown, and a pipe would have us wait for ever. Some trackers make links in a folder of theirs,
+where we neither write nor delete.
 """
 
 import contextlib
@@ -13,10 +13,12 @@ from pathlib import Path
 
 from runner.errors import Fault
 from runner.io.files import ROWS
+from runner.schema.upstream.trackers import TRACKERS
 
 METADATA = ("config.yaml", "status.json", "manifest.json", "scores.json", "metrics.jsonl")
 FILES = (*METADATA, *ROWS, "log.txt", "adjustments.json", ".lock")
 FOLDERS = ("checkpoints", "model", "plots", ".model.new")
+LINKED_FOLDERS = {tracker.run_folder for tracker in TRACKERS.values() if tracker.makes_links}
 STATES = ("created", "queued", "running", "interrupted", "failed", "finished")
 
 # The kinds of things that are not a link.
@@ -42,7 +44,7 @@ def _find_foreign(folder: str, depth: int | None, inside: str = "") -> Iterator[
             if entry.is_dir(follow_symlinks=False):
                 if name in FILES:
                     yield entry.path
-                if entry.name != "wandb" and depth != 1:
+                if entry.name not in LINKED_FOLDERS and depth != 1:
                     deeper = None if depth is None else depth - 1
                     yield from _find_foreign(entry.path, deeper, f"{name}/")
             elif name in FOLDERS or not entry.is_file(follow_symlinks=False):

@@ -17,11 +17,13 @@ from runner.config.experiment import Tracking
 from runner.errors import Fault, FolderError
 from runner.io.files import read_json, write_json
 from runner.schema.text import Node
-from runner.tracker.library import PREFIXES
+from runner.schema.upstream.trackers import TRACKERS
 
 RECORD = "tracker.json"  # of a run folder: its id, and the trackers that have all of it
 ID = re.compile(r"[\w-]{1,64}")
 LETTERS_OF_KEY = 10  # at the end of a folder's name
+# Any other variable could change what other programs do.
+PREFIXES = tuple(tracker.prefix for tracker in TRACKERS.values() if tracker.prefix)
 
 
 def set_variables(tracker: Tracking, folder: Path, name: str) -> None:

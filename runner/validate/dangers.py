@@ -11,19 +11,13 @@ from runner.config.groups import SEVERAL
 from runner.errors import Fault
 from runner.io.secrets import names_secret
 from runner.schema.text import Config, last_key, select, short_text, to_override, walk
-from runner.tracker.library import LIBRARIES
+from runner.schema.upstream.trackers import TRACKERS, TrackerLibrary
 from runner.validate.elsewhere import is_outside, leaves_the_run
-from runner.validate.risks import SENDS_FIGURES, STAYS, VARIABLE_RISKS, risks_of
+from runner.validate.risks import SENDS_FIGURES, VARIABLE_RISKS, risks_of
 
 VARIABLE = "tracker.environment."
-HARMLESS_VARIABLES = {name for tracker in LIBRARIES.values() for name in tracker.harmless_variables}
-UPLOADING = {"all", *(tracker.name for tracker in LIBRARIES.values() if tracker.uploads)}
-# Variables of the user's environment that lead a tracker, which writes on this machine, elsewhere.
-LEADING = {
-    tracker.name: tracker.leading_variable
-    for tracker in LIBRARIES.values()
-    if tracker.leading_variable
-}
+HARMLESS_VARIABLES = {name for tracker in TRACKERS.values() for name in tracker.harmless_variables}
+MODE_VARIABLES = {tracker.mode_variable for tracker in TRACKERS.values() if tracker.mode_variable}
 # Fields of a trainer's config that may name a file of JSON, in which the same keys count.
 FILES = ("deepspeed", "fsdp_config", "accelerator_config")
 # Keys of a launcher that say how much, how long and where on the user's own machines. Any other one
@@ -145,8 +139,10 @@ def _danger_at(cfg: Config, path: str, value: object) -> str:
     if path == "output_root":
         return "writes outside of the working folder" if is_outside(value) else ""
     if last_key(path) == "report_to" and isinstance(value, str):
-        if value in UPLOADING or value in LEADING:
-            return _danger_of_tracker(cfg, value)
+        if value == "all":
+            return SENDS_FIGURES
+        if value in TRACKERS and TRACKERS[value].may_send:
+            return _danger_of_tracker(cfg, TRACKERS[value])
     danger = ""
     if path.startswith("launcher."):
         danger = _danger_of_launcher(path, value)
@@ -156,7 +152,10 @@ def _danger_at(cfg: Config, path: str, value: object) -> str:
 def _danger_of_variable(path: str, value: object) -> str:
     """The words for what a variable of a tracker does."""
     name = path.removeprefix(VARIABLE)
-    if name in HARMLESS_VARIABLES or names_secret(name) or not value:
+    if name in HARMLESS_VARIABLES or names_secret(name):
+        return ""
+    # An empty variable leads nowhere, but an empty mode may be that in which figures are sent.
+    if not value and name not in MODE_VARIABLES:
         return ""
     for risk in (*VARIABLE_RISKS, *risks_of(name)):
         if risk.keys.fullmatch(name):
@@ -164,18 +163,17 @@ def _danger_of_variable(path: str, value: object) -> str:
     return "may lead the tracker elsewhere"
 
 
-def _danger_of_tracker(cfg: Config, name: str) -> str:
+def _danger_of_tracker(cfg: Config, tracker: TrackerLibrary) -> str:
     """The words for what a tracker does by itself, or where a variable of the user's leads it."""
     environment = select(cfg, VARIABLE.rstrip(".")) or {}
-    if name == "wandb" and environment.get("WANDB_MODE") in STAYS:
-        return ""
-    if name in UPLOADING:
-        return SENDS_FIGURES
-    variable = LEADING[name]
-    store = ""
+    if tracker.uploads:
+        mode = environment.get(tracker.mode_variable)
+        return SENDS_FIGURES if tracker.sends_in(mode) else ""
+    variable = tracker.space_variable or tracker.store_variable
+    destination = ""
     if variable not in environment:
-        store = os.environ.get(variable, "")
-    is_away = bool(store) and (name == "trackio" or leaves_the_run(store))
+        destination = os.environ.get(variable, "")
+    is_away = bool(destination) and (bool(tracker.space_variable) or leaves_the_run(destination))
     return f"sends the figures where {variable} leads" if is_away else ""
 
 

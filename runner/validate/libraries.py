@@ -17,7 +17,7 @@ from runner.schema.source import LIBRARY_PACKAGES, Definition, find_definition
 from runner.schema.text import Config, last_key, walk
 from runner.schema.upstream import libraries as upstream
 from runner.schema.upstream.libraries import NeededLibrary
-from runner.tracker.library import LIBRARIES
+from runner.schema.upstream.trackers import TRACKERS
 
 BLEU = r"runner\.metric\.reference\.(?:bleu|chrf)"
 SERVED_TRAINER = r"trl\.experimental\.(async_\w+|server_distillation)\.\w+Trainer"
@@ -46,7 +46,7 @@ WANTED: dict[str, list[NeededLibrary]] = {
     ],
     "report_to": [
         NeededLibrary(name, tracker.library, tracker.package)
-        for name, tracker in LIBRARIES.items()
+        for name, tracker in TRACKERS.items()
         if tracker.library
     ],
     **upstream.WANTED,
@@ -115,7 +115,7 @@ def find_unset_variables(cfg: Config) -> Iterator[Fault]:
     trackers = [chosen] if isinstance(chosen, str) else chosen
     variables = {*os.environ, *(tracking.get("environment") or {})}
     for tracker in trackers:
-        needed = LIBRARIES[tracker].needed_variable if tracker in LIBRARIES else ""
+        needed = TRACKERS[tracker].needed_variable if tracker in TRACKERS else ""
         if needed and needed not in variables:
             yield Fault(
                 where="tracker.report_to",

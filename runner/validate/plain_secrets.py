@@ -13,6 +13,7 @@ from runner.io.secrets import (
     names_secret,
 )
 from runner.schema.text import Config, last_key, scalars
+from runner.schema.upstream.trackers import TRACKERS
 from runner.validate.dangers import VARIABLE
 
 MIN_LETTERS_OF_TOKEN = 8
@@ -30,15 +31,25 @@ def find_secrets(cfg: Config) -> Iterator[Fault]:
         finding = _describe_secret(path, value) or form_of(path)
         if not finding:
             continue
-        variable = holder_of(str(value))
-        if not variable:
-            variable = "WANDB_API_KEY" if "wandb" in path.lower() else "HF_TOKEN"
+        variable = holder_of(str(value)) or _variable_for(path)
         yield Fault(
             where=hidden(path),
             found=f"{finding}, and a config is kept as plain text",
             expected="secrets in the environment only",
             fix=f"export {variable}=...  (and leave the key out)",
         )
+
+
+def _variable_for(path: str) -> str:
+    """The variable of the environment that holds a secret for whoever reads this key."""
+    key = last_key(path)
+    if path.startswith(VARIABLE) and names_secret(key):
+        return key
+    for tracker in TRACKERS.values():
+        is_its_variable = path.startswith(VARIABLE) and key.startswith(tracker.prefix)
+        if tracker.key_variable and (is_its_variable or tracker.name in path.lower()):
+            return tracker.key_variable
+    return "HF_TOKEN"
 
 
 def _describe_secret(path: str, value: str | int) -> str:

@@ -6,10 +6,11 @@ of it too. Each needs its own flag on the command line.
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from runner.schema.upstream.trackers import TRACKERS
 from runner.validate.elsewhere import (
     is_elsewhere,
     is_host_elsewhere,
@@ -22,11 +23,11 @@ RUNS_CODE = "runs code of others"
 LOADS_PICKLES = "loads pickles, which can run code"
 RUNS_KERNELS = "runs a kernel from the hub"
 PUBLISHES_MODEL = "publishes the model"
+PUBLISHES_METRICS = "publishes the metrics"
 SENDS_FIGURES = "sends the figures to a server"
 SENDS_TEXTS = "sends prompts and completions to a server"
 WRITES_OUTSIDE = "writes outside of the run"
 
-STAYS = ("offline", "disabled", "dryrun")  # modes of wandb that send nothing
 # Callbacks of transformers and TRL that send nothing by themselves; any other of theirs may.
 QUIET_CALLBACKS = frozenset(
     (
@@ -100,10 +101,6 @@ def is_address_elsewhere(value: object) -> bool:
     return not isinstance(value, dict | list) and is_elsewhere(value)
 
 
-def is_sending_mode(mode: object) -> bool:
-    return mode not in STAYS
-
-
 # --- Tables ---------------------------------------------------------------------------------------
 def _risk(danger: str, is_risky: Callable[[Any], bool], *keys: str) -> Risk:
     any_key = "|".join(keys)
@@ -156,7 +153,7 @@ RISKS = [
     ),
     _risk(PUBLISHES_MODEL, is_off, "hub_private_repo"),
     _risk("publishes completions", bool, "log_completions_hub_repo"),
-    _risk("publishes the metrics", bool, r"trackio_\w*id", "TRACKIO_SPACE_ID"),
+    _risk(PUBLISHES_METRICS, bool, r"trackio_\w*id"),
     _risk(SENDS_FIGURES, is_sending_callback, "_target_"),
     _risk(SENDS_FIGURES, bool, r"deepspeed\.(.*\.)?(wandb|comet)\.enabled"),
     _risk(SENDS_TEXTS, bool, "url"),
@@ -190,23 +187,28 @@ RISKS = [
         "covariance_file",
     ),
 ]
+
+
+def _risks_of_variables() -> Iterator[Risk]:
+    """The risks of variables of trackers that only some values have."""
+    for tracker in TRACKERS.values():
+        if tracker.mode_variable:
+            yield _risk(SENDS_FIGURES, tracker.sends_in, tracker.mode_variable)
+        if tracker.address_variables:
+            yield _risk(SENDS_FIGURES, is_address_elsewhere, *tracker.address_variables)
+        if tracker.store_variable:
+            danger = f"{SENDS_FIGURES}, or {WRITES_OUTSIDE}"
+            yield _risk(danger, leaves_the_run, tracker.store_variable)
+        if tracker.space_variable:
+            yield _risk(PUBLISHES_METRICS, bool, tracker.space_variable)
+        if tracker.code_variables:
+            yield _risk(RUNS_CODE, bool, *tracker.code_variables)
+        if tracker.folder_variables:
+            yield _risk(WRITES_OUTSIDE, is_outside, *tracker.folder_variables)
+
+
 # The same for the environment variables of a tracker.
-VARIABLE_RISKS = [
-    _risk(SENDS_FIGURES, is_sending_mode, "WANDB_MODE"),
-    _risk(SENDS_FIGURES, is_address_elsewhere, "WANDB_BASE_URL"),
-    _risk(f"{SENDS_FIGURES}, or {WRITES_OUTSIDE}", leaves_the_run, "MLFLOW_TRACKING_URI"),
-    _risk(RUNS_CODE, bool, "WANDB__EXECUTABLE"),
-    _risk(
-        WRITES_OUTSIDE,
-        is_outside,
-        "TENSORBOARD_LOGGING_DIR",
-        "TRACKIO_DIR",
-        "WANDB_DIR",
-        "WANDB_CACHE_DIR",
-        "WANDB_DATA_DIR",
-        "WANDB_CONFIG_DIR",
-    ),
-]
+VARIABLE_RISKS = tuple(_risks_of_variables())
 
 
 @functools.lru_cache(maxsize=4096)

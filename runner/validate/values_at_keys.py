@@ -13,7 +13,7 @@ from runner.schema.choices import choices_compared
 from runner.schema.literal import to_text
 from runner.schema.read import Parameter, Signature
 from runner.schema.text import last_key, short_text
-from runner.tracker.library import TRACKERS
+from runner.schema.upstream.trackers import REPORT_TO
 from runner.validate.values import (
     find_misfits,
     misfit_choice,
@@ -45,7 +45,7 @@ def find_setting_faults(
     if misfit is None:
         misfit = misfit_number(path, value, key.range)
     if misfit is None and path == "tracker.report_to":
-        misfit = misfit_choice(path, value, TRACKERS)
+        misfit = misfit_choice(path, value, REPORT_TO)
     if misfit:
         yield misfit
     else:
@@ -145,7 +145,7 @@ def _list_choices(
 ) -> tuple[str, ...]:
     """The texts that the code of a trainer compares a field of its config with; none for others."""
     if parameter.name == "report_to":
-        return TRACKERS
+        return REPORT_TO
     values = to_list(value)
     has_text = any(isinstance(text, str) for text in values)
     if trainer is None or not has_text or not path.startswith("trainer.args."):

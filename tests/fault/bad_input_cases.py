@@ -2608,6 +2608,7 @@ ENVIRONMENT = [
             ("seed=1", "TORCH_LOGS", "+nonsense"),
             ("seed=1", "PYTORCH_ALLOC_CONF", "x"),
             ("seed=1", "WANDB_MODE", "foo"),
+            ("seed=1", "SWANLAB_MODE", "dryrun"),
         )
     ),
     bad(
@@ -2696,6 +2697,14 @@ ENVIRONMENT = [
         "pip install 'mlflow-skinny>=3'",
         code=5,
         enter=lacking("mlflow"),
+    ),
+    bad(
+        "swanlab is missing",
+        "tracker=swanlab",
+        "swanlab",
+        "pip install 'swanlab>=0.6.2'",
+        code=5,
+        enter=lacking("swanlab"),
     ),
     bad(
         "trackio is missing",

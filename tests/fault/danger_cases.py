@@ -564,6 +564,9 @@ FILES |= {
     "online beside a tracker that was typed": _experiment(
         "tracker: {environment: {WANDB_MODE: online}}", "tracker=wandb"
     ),
+    "no mode beside a tracker that was typed": _experiment(
+        "tracker: {environment: {WANDB_MODE: ''}}", "tracker=wandb"
+    ),
     "a tracker beside one that was typed": _experiment(
         "trainer: {args: {report_to: [comet_ml]}}", "tracker=tensorboard"
     ),

@@ -1,10 +1,10 @@
 """The names of TRL and transformers that our code relies on, beside the fields in ``trainer_args``.
 
 By subject: ``constructor`` (arguments of trainers and parts), ``idle_fields`` (that nothing reads),
-``libraries`` (that fields need), ``losses``, ``resumable_fields``, ``sampling``, ``schedules`` and
-``steps``. What one more trainer of TRL may need is in ``sampling``, where it samples, and in
-``losses``, for losses of the user's own. ``training.health`` looks in NOTES for what a trainer
-notes between logged steps.
+``libraries`` (that fields need), ``losses``, ``resumable_fields``, ``sampling``, ``schedules``,
+``steps`` and ``trackers``. What one more trainer of TRL may need is in ``sampling``, where it
+samples, and in ``losses``, for losses of the user's own. ``training.health`` looks in NOTES for
+what a trainer notes between logged steps.
 """
 
 from runner.schema.upstream.constructor import (

@@ -1,0 +1,175 @@
+"""The trackers that transformers has a callback for, one record each.
+
+A record is all that our code knows of a tracker: what it needs, what leaves this machine, where it
+writes. Every check, refusal and deletion that concerns trackers is derived from the records, so
+that a further one needs no code. How a tracker is set up stands in ``conf/tracker``, or in a YAML
+in a folder of the user's own.
+
+No record lists all variables of its tracker. A file by somebody else may set those that are listed
+here as harmless, or to a value that keeps everything on this machine and in the run; any other
+variable must be typed.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TrackerLibrary:
+    """One tracker."""
+
+    name: str  # in report_to
+    library: str = ""  # as it is imported; empty for a service of the environment
+    package: str = ""  # as pip installs it
+    prefix: str = ""  # of its variables
+    needed_variable: str = ""  # without it nothing works, and somebody else sets it
+    key_variable: str = ""  # holds the secret that logs in
+
+    # What leaves this machine
+    uploads: bool = True  # it sends the figures to a server by itself
+    mode_variable: str = ""  # decides whether it does
+    quiet_modes: tuple[str, ...] = ()  # values of that variable with which nothing is sent
+    sending_modes: tuple[str, ...] = ()  # its other valid values
+    usual_modes: str = ""  # the values that a fault recommends, in words
+    address_variables: tuple[str, ...] = ()  # of the servers that it sends to
+    store_variable: str = ""  # the address of a server, or a database or folder of this machine
+    space_variable: str = ""  # the space of the hub where it publishes the figures
+
+    # What happens on this machine
+    code_variables: tuple[str, ...] = ()  # each names a program that it runs
+    folder_variables: tuple[str, ...] = ()  # each names a folder that it writes
+    harmless_variables: tuple[str, ...] = ()  # may have any value
+    run_folder: str = ""  # the name of the folder that it writes inside a run folder
+    makes_links: bool = False  # in that folder, which is therefore not searched for links
+
+    @property
+    def may_send(self) -> bool:
+        """True where the figures may leave this machine, by default or by a variable."""
+        return self.uploads or bool(self.store_variable or self.space_variable)
+
+    def sends_in(self, mode: object) -> bool:
+        """True where the tracker sends the figures in this mode; None is its default."""
+        return mode not in self.quiet_modes
+
+
+_TRACKERS = (
+    TrackerLibrary("azure_ml", "azureml", "azureml-sdk", "AZUREML_"),
+    TrackerLibrary(
+        "clearml", "clearml", "clearml", "CLEARML_", key_variable="CLEARML_API_SECRET_KEY"
+    ),
+    TrackerLibrary("codecarbon", "codecarbon", "codecarbon", "CODECARBON_"),
+    TrackerLibrary("comet_ml", "comet_ml", "comet-ml", "COMET_", key_variable="COMET_API_KEY"),
+    TrackerLibrary(
+        "dagshub",
+        "dagshub",
+        "dagshub",
+        "DAGSHUB_",
+        needed_variable="MLFLOW_TRACKING_URI",
+        key_variable="DAGSHUB_USER_TOKEN",
+    ),
+    TrackerLibrary("dvclive", "dvclive", "dvclive", "DVCLIVE_"),
+    TrackerLibrary("flyte", "flytekit", "flytekit", "FLYTE_"),
+    TrackerLibrary("kubeflow", needed_variable="KUBEFLOW_TRAINER_SERVER_URL"),
+    TrackerLibrary(
+        "mlflow",
+        "mlflow",
+        "mlflow",
+        "MLFLOW_",
+        uploads=False,
+        store_variable="MLFLOW_TRACKING_URI",
+        harmless_variables=(
+            "MLFLOW_EXPERIMENT_NAME",
+            "MLFLOW_FLATTEN_PARAMS",
+            "MLFLOW_MAX_LOG_PARAMS",
+            "MLFLOW_NESTED_RUN",
+            "MLFLOW_RUN_ID",
+            "MLFLOW_RUN_NAME",
+            "MLFLOW_TAGS",
+        ),
+    ),
+    TrackerLibrary("neptune", "neptune", "neptune", "NEPTUNE_", key_variable="NEPTUNE_API_TOKEN"),
+    TrackerLibrary(
+        "swanlab",
+        "swanlab",
+        "swanlab",
+        "SWANLAB_",
+        key_variable="SWANLAB_API_KEY",
+        mode_variable="SWANLAB_MODE",
+        quiet_modes=("offline", "local", "disabled"),
+        sending_modes=("cloud", "online"),
+        usual_modes="cloud, offline or disabled",
+        address_variables=("SWANLAB_API_HOST", "SWANLAB_WEB_HOST"),
+        folder_variables=("SWANLAB_LOG_DIR",),
+        harmless_variables=(
+            "SWANLAB_PROJECT",
+            "SWANLAB_PROJ_NAME",
+            "SWANLAB_WORKSPACE",
+            "SWANLAB_EXP_NAME",
+            "SWANLAB_DESCRIPTION",
+            "SWANLAB_TAGS",
+            "SWANLAB_GROUP",
+            "SWANLAB_JOB_TYPE",
+            "SWANLAB_RUN_ID",
+            "SWANLAB_RESUME",
+            "SWANLAB_LOG_LEVEL",
+            "SWANLAB_DISABLE_GIT",
+        ),
+        run_folder="swanlab",
+        makes_links=True,
+    ),
+    TrackerLibrary(
+        "tensorboard",
+        "tensorboard",
+        "tensorboard",
+        "TENSORBOARD_",
+        uploads=False,
+        folder_variables=("TENSORBOARD_LOGGING_DIR",),
+        run_folder="tensorboard",
+    ),
+    TrackerLibrary(
+        "trackio",
+        "trackio",
+        "trackio",
+        "TRACKIO_",
+        uploads=False,
+        space_variable="TRACKIO_SPACE_ID",
+        folder_variables=("TRACKIO_DIR",),
+    ),
+    TrackerLibrary(
+        "wandb",
+        "wandb",
+        "wandb",
+        "WANDB_",
+        key_variable="WANDB_API_KEY",
+        mode_variable="WANDB_MODE",
+        quiet_modes=("offline", "disabled", "dryrun"),
+        sending_modes=("online", "shared", "run", ""),
+        usual_modes="online, offline or disabled",
+        address_variables=("WANDB_BASE_URL",),
+        code_variables=("WANDB__EXECUTABLE",),
+        folder_variables=("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"),
+        harmless_variables=(
+            "WANDB_PROJECT",
+            "WANDB_ENTITY",
+            "WANDB_NAME",
+            "WANDB_NOTES",
+            "WANDB_TAGS",
+            "WANDB_JOB_TYPE",
+            "WANDB_RUN_GROUP",
+            "WANDB_RUN_ID",
+            "WANDB_RESUME",
+            "WANDB_SILENT",
+            "WANDB_QUIET",
+            "WANDB_CONSOLE",
+            "WANDB_WATCH",
+            "WANDB_LOG_MODEL",
+            "WANDB_DISABLED",
+            "WANDB_INIT_TIMEOUT",
+            "WANDB_DISABLE_CODE",
+            "WANDB_DISABLE_GIT",
+        ),
+        run_folder="wandb",
+        makes_links=True,
+    ),
+)
+TRACKERS = {tracker.name: tracker for tracker in _TRACKERS}
+REPORT_TO = ("none", "all", *TRACKERS)  # the values that report_to may have
