@@ -106,10 +106,12 @@ def test_a_recipe_of_others_trains_on_rows_of_the_same_form(name, online_runner,
     assert "finished  1 step" in done.stdout
 
 
+@pytest.mark.dear("a run of PPO is saved, resumed and exported, and measured twice")
 def test_an_experiment_is_rehearsed_without_the_weights_of_the_hub(online_runner, hub):
     hub.forget()
     online_runner.forget_cache()
     words = ("experiment=ppo_pythia_tldr", "model.attention=flash_attention_2")
+    words += ("trainer.args.per_device_train_batch_size=4", "dataset.limit.eval=8")
     done = online_runner("rehearse", *words, "memory=24")
     assert ": gpt_neox, 2 layers" in done.stdout
     assert "attention: the version for the CPU instead of flash_attention_2" in done.stdout
