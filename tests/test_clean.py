@@ -14,7 +14,7 @@ from laid import lay_run, lay_sweep, set_status, write
 from runner.__main__ import main
 from runner.command import _deletion, clean
 from runner.io.files import files_of
-from runner.report import page
+from runner.report import sweep_page
 from runner.run import Run, locked
 from runner.run.find import find_folders
 from runner.run.record import read_run
@@ -29,7 +29,7 @@ FIRST, SECOND, THIRD = (f"kl-{kl}+lr-0.0001+seed-0" for kl in (0.1, 0.2, 0.3))
 def group(tmp_path, monkeypatch) -> Path:
     """Two finished runs with a model, and a failed one, each with three checkpoints, the first of them the best."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(page.plot_sweep, "sweep_pictures", lambda summary: [])
+    monkeypatch.setattr(sweep_page.plot_sweep, "sweep_pictures", lambda summary: [])
     for run in lay_sweep(GROUP, RUNS).iterdir():
         for step in (2, 3, 4):
             (checkpoint := run / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)

@@ -12,8 +12,8 @@ from runner.io.files import display_path
 from runner.report.compare import find_changed_keys
 from runner.report.drawing import Curve, thinned
 from runner.report.facts import command_of, first_rows
-from runner.report.page import write_run_report
 from runner.report.plot_run import write_plots
+from runner.report.run_page import write_run_report
 from runner.report.samples import completions_by_step
 from runner.report.table import run_table
 from runner.run import write_config

@@ -28,13 +28,14 @@ from runner.launch.ends import print_end
 from runner.report.axis import axes_of
 from runner.report.drawing import COLOURS, to_svg
 from runner.report.index import INDEX
-from runner.report.page import SCRIPT, write_report
+from runner.report.page import SCRIPT
 from runner.report.plot_run import run_pictures
 from runner.report.plot_sweep import MAX_LETTERS, band, heat_cells, style_settings, sweep_pictures
 from runner.report.ranking import headline_of, score_rows
 from runner.report.score import informative, is_more_better
 from runner.report.selection import summarise
 from runner.report.sweep import count_states
+from runner.report.sweep_page import write_report
 from runner.report.table import sweep_table, to_cell, to_csv, to_jsonl
 from runner.report.verdict import describe_decline, list_changes
 from runner.run.record import RunRecord, read_run

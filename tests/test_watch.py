@@ -24,8 +24,9 @@ from browser import CHROMIUM, WIDTHS, served
 
 from runner.__main__ import main
 from runner.command import watch
-from runner.report.page import SCRIPT, write_report
+from runner.report.page import SCRIPT
 from runner.report.selection import summarise
+from runner.report.sweep_page import write_report
 
 BAD = "</script><script>alert(1)</script><!--"
 LINES = [

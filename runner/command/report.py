@@ -15,8 +15,9 @@ from runner.io.files import display_path
 from runner.io.terminal import print_visible
 from runner.report.compare import find_changed_keys
 from runner.report.index import RunOfMany, read_group
-from runner.report.page import write_report, write_run_report
+from runner.report.run_page import write_run_report
 from runner.report.selection import summarise
+from runner.report.sweep_page import write_report
 from runner.report.table import run_table, sweep_table
 from runner.run import foreign_faults
 from runner.run.find import is_run, resolve_word

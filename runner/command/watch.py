@@ -31,8 +31,10 @@ from runner.io.files import display_path
 from runner.io.terminal import print_visible
 from runner.report.compare import find_changed_keys
 from runner.report.index import read_group, stamp_of
-from runner.report.page import LIVE, fill_page, to_run_page, to_sweep_page
+from runner.report.page import LIVE, fill_page
+from runner.report.run_page import to_run_page
 from runner.report.selection import summarise
+from runner.report.sweep_page import to_sweep_page
 from runner.run.find import find_folders, is_run, resolve_word
 from runner.run.record import read_run, read_state
 
