@@ -1,6 +1,7 @@
 """Optimizers of the ``optimizer`` group, with settings for weights whose names fit a pattern."""
 
 import inspect
+import pkgutil
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +10,6 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from runner.config.build import locate
 from runner.errors import ConfigError, Fault
 
 # Classes of which the state of optimizers holds objects beside tensors, by the package of both.
@@ -88,7 +88,7 @@ def trust_state(optimizer: Optimizer) -> Optimizer:
     """The optimizer, after torch was allowed to read what its state holds beside tensors."""
     package = type(optimizer).__module__.partition(".")[0]
     names = CLASSES_OF_STATES.get(package, ())
-    torch.serialization.add_safe_globals([locate(name) for name in names])
+    torch.serialization.add_safe_globals([pkgutil.resolve_name(name) for name in names])
     return optimizer
 
 

@@ -25,6 +25,7 @@ from tiny_ppo import (
 )
 
 from runner.errors import ConfigError, DataError
+from runner.generate.earned import step_ends
 from runner.ppo import PPOConfig, PPOTrainer
 from runner.ppo.actor_critic import store_as_autocast
 from runner.ppo.arithmetic import (
@@ -38,7 +39,7 @@ from runner.ppo.losses import policy_loss, value_loss
 from runner.ppo.random_numbers import deal_minibatches
 from runner.ppo.rollout_logprobs import compute_logprobs
 from runner.ppo.sampling import roll_out
-from runner.ppo.scoring import step_ends
+from runner.ppo.scoring import score
 from runner.ppo.token_rewards import RunningStats, compute_rewards
 from runner.ppo.update import compute_advantages, update
 
@@ -709,7 +710,7 @@ def test_values_and_scores_are_not_rounded_under_bf16(tmp_path, critic):
     rollout = rolled_out(trainer)
     if critic != "model":
         torch.nn.init.normal_(trainer.actor_critic.value_head.weight)
-    figures = trainer.rewards.score(rollout, trainer.args, trainer.state).figures
+    figures = score(trainer, rollout).figures
     set_advantages(trainer, rollout)
     scores = [values for name, values in figures.items() if name.startswith("rewards/")][:2]
     for exact in (*scores, rollout.values_BR[rollout.mask_BR]):

@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from runner.ppo.dynamic_sampling import roll_out_groups
+from runner.ppo.scoring import score
 from runner.ppo.token_rewards import RunningStats
 
 IDS = torch.tensor([[1, 2, 3, 4, 5, END]])
@@ -125,7 +126,7 @@ def test_prompts_whose_completions_earn_the_same_give_way_to_others(tmp_path):
         ]
         groups = []
         for rollout in rollouts:
-            scores = trainer.rewards.score(rollout, trainer.args, trainer.state)
+            scores = score(trainer, rollout)
             groups.append(scores.figures["objective/scores"].view(5, 4))
         drawn_rows[times] = sum((group.amax(1) > group.amin(1)).sum().item() for group in groups)
         for rollout in rollouts:

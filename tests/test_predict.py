@@ -19,13 +19,13 @@ from runner.errors import EnvironmentFault, FolderError
 from runner.generate import sampler
 from runner.generate.completion import Completion, TextGenerator, generate
 from runner.generate.prediction import PredictionFile
-from runner.generate.run_weights import find_weights
 from runner.generate.sampler import Sampling
 from runner.io.files import PACKAGE, read_json, write_json
 from runner.launch.compose.stages import compose_runs
 from runner.model.saved import load_adapter_weights
 from runner.run import Run, open_run
 from runner.run.seal import seal
+from runner.run.weights import find_weights
 
 TINY = PACKAGE / "model" / "tiny"
 SORT = "Sort these digits: "

@@ -15,9 +15,9 @@ from transformers import (
 
 from runner.generate.answer_reader import AnswerReader
 from runner.generate.completion import Completion
+from runner.generate.earned import Rewards
 from runner.generate.reward_model import ModelReward
 from runner.model.load import load_model, load_tokenizer
-from runner.ppo.scoring import Rewards
 from runner.reward.outcome import Classifier, load_reward_model
 from runner.reward.panel import RewardTracker
 from runner.reward.process import ProcessModel

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from runner.errors import ConfigError, RunnerError, SickRun
 from runner.generate.completion import Completion
-from runner.ppo.scoring import Rewards, step_ends
+from runner.generate.earned import Rewards, step_ends
 from runner.reward.reading import REWARD_KEY
 
 TOKENIZER = letter_tokenizer()

@@ -13,7 +13,7 @@ from runner.command.evaluate_options import Options
 from runner.dataset.form import fits
 from runner.errors import ConfigError, Fault, FolderError
 from runner.generate.held_out_rows import find_prompt_fault
-from runner.generate.run_weights import Weights
+from runner.run.weights import Weights
 from runner.schema.text import Node
 from runner.validate.mismatches import find_metric_faults
 

@@ -13,9 +13,9 @@ from runner.command._ask_options import AskOptions
 from runner.config.experiment import Experiment
 from runner.errors import DataError
 from runner.generate.held_out_rows import Rows, read_sets
-from runner.generate.run_weights import Weights
 from runner.run import Run
 from runner.run.inputs import read_fingerprints
+from runner.run.weights import Weights
 from runner.schema import upstream
 from runner.schema.text import Config
 

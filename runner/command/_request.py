@@ -13,10 +13,10 @@ from runner.config import resolve
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key, force, parse, typed_keys
 from runner.errors import ConfigError, Fault
-from runner.generate.run_weights import find_weights
 from runner.launch.compose.references import draft
 from runner.run import Run
 from runner.run.record import RunRecord, check_whole, find_runs
+from runner.run.weights import find_weights
 from runner.schema.source import has_method
 from runner.schema.text import Config
 from runner.validate import find_all_faults

@@ -10,10 +10,10 @@ from runner.command import CommandLine
 from runner.command._ask_options import AskOptions
 from runner.command._python_words import to_overrides
 from runner.command._request import read_request
-from runner.generate.run_weights import find_weights
 from runner.io.terminal import quiet
 from runner.launch.processes import prepare_environment
 from runner.run.record import RunRecord, read_run
+from runner.run.weights import find_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

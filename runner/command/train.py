@@ -16,7 +16,6 @@ from runner.dataset.loaded_rows import forget_damaged
 from runner.run import Run, add_notes
 from runner.run.continuation import begin_from, copy_history, other_run
 from runner.run.seal import last_checkpoint, step_of
-from runner.tracker.callback import trackers_closed
 from runner.training.beginning import check_first_rows, check_steps_taken, prepare_start
 from runner.training.callback.stop import StopRequest
 from runner.training.checkpoint import all_steps_taken, gather_long, restore
@@ -72,7 +71,7 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
     prepare_start(run, components, source)
     if source is None:
         check_first_rows(run, components)
-    with trackers_closed(components.trackers, is_first=is_first):
+    with components.trackers_closed():
         checkpoint = newest
         if other:
             checkpoint = _begin_from_other(run, other, components)

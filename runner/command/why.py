@@ -29,7 +29,15 @@ OF_MODEL_OPTION = re.compile(r"(?!model\.).*\bmodel/[^/]+\.yaml:")
 def main(line: CommandLine) -> int:
     """Print where the value of the key comes from, for each configuration that is meant."""
     if len(line.runs) != 1:
-        raise ConfigError(_no_single_key(line.runs))
+        raise ConfigError(
+            Fault(
+                where="KEY",
+                found=" and ".join(line.runs) or "no key",
+                expected="one key and the words of one configuration; what a run froze is in its "
+                "config.yaml",
+                fix="python -m runner why learning_rate trainer=dpo",
+            )
+        )
     (key,) = line.runs
     runs = _compose(line)
     stage, _, inner_key = key.partition(".")
@@ -46,16 +54,6 @@ def main(line: CommandLine) -> int:
         lines += explain(key, _provenance_of(composed, line), line.overrides)
     print_visible(hidden("\n".join(lines)))
     return 0
-
-
-def _no_single_key(words: Sequence[str]) -> Fault:
-    return Fault(
-        where="KEY",
-        found=" and ".join(words) or "no key",
-        expected="one key and the words of one configuration; what a run froze is in its "
-        "config.yaml",
-        fix="python -m runner why learning_rate trainer=dpo",
-    )
 
 
 def _compose(line: CommandLine) -> list[Composed]:

@@ -6,10 +6,9 @@ length -> batches of so many tokens), ``completion`` (rows -> completions as tex
 (completions of several turns with tools) and ``tool_guard`` (the tools themselves, in time and
 checked).
 
-Figures: ``answer_reader`` (known answers), ``reward_model`` (completions -> scores) and ``judge``
-(metrics and rewards on both).
+Figures: ``answer_reader`` (known answers), ``reward_model`` (completions -> scores), ``earned``
+(what completions earn of all rewards) and ``judge`` (metrics and rewards on answers of both kinds).
 
-Their inputs and outputs: ``held_out_rows`` (dataset -> rows), ``run_weights`` (run folder -> the
-weights that are meant), ``budget`` (how much evaluations sample) and ``prediction`` (completions as
-a file that an interrupted command continues).
+Their inputs and outputs: ``held_out_rows`` (dataset -> rows), ``budget`` (how much evaluations
+sample) and ``prediction`` (completions as a file that an interrupted command continues).
 """

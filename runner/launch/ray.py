@@ -160,7 +160,14 @@ class Ray:
             except ray.exceptions.RayError as error:
                 text = str(error).strip()
                 run = Run(Path(name))
-                cause = EnvironmentFault(_lost_actor(run, text.splitlines()[-1]))
+                fault = Fault(
+                    where=str(run),
+                    found=text.splitlines()[-1],
+                    expected="an actor of Ray that trains it, on a node that has this package and "
+                    "sees this folder",
+                    fix="run the same command again to continue",
+                )
+                cause = EnvironmentFault(fault)
                 if "killed by `ray.kill`" not in text:
                     set_gone(run, cause, "failed")
         places = {}
@@ -205,16 +212,6 @@ def _lacking_resources(wanted: Mapping[str, float], nodes: Sequence[Mapping[str,
 
 def _has_finished(folder: Path) -> bool:
     return bool(Run(folder.absolute()).status()["state"] == "finished")
-
-
-def _lost_actor(run: Run, found: str) -> Fault:
-    return Fault(
-        where=str(run),
-        found=found,
-        expected="an actor of Ray that trains it, on a node that has this package and sees this "
-        "folder",
-        fix="run the same command again to continue",
-    )
 
 
 class Trainer:

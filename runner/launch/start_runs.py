@@ -113,7 +113,13 @@ def start_sweep(
         queue_of(first_job, sweep.plugins)  # refuses one
         check_ahead([first_job], elsewhere=True)
         if dry_run:
-            raise ConfigError(_unknown_jobs())
+            raise ConfigError(
+                Fault(
+                    where="--dry-run",
+                    found="a plugin chooses the jobs while they run",
+                    expected="a sweep of ours",
+                )
+            )
         search_job = Job(folders, debug, typed=tuple(typed))
         find_ends = partial(_find_group_runs, folder_of(first_job[0].cfg, []).parent)
         return start_plugin(search_job, typed, find_ends, report)
@@ -156,14 +162,6 @@ def start_sweep(
 def _find_group_runs(group: Path) -> list[Path]:
     """The folders of all runs in a group."""
     return [path.parent for path in group.glob("*/status.json")]
-
-
-def _unknown_jobs() -> Fault:
-    return Fault(
-        where="--dry-run",
-        found="a plugin chooses the jobs while they run",
-        expected="a sweep of ours",
-    )
 
 
 def _show(plan: Plan, queue: ClusterQueue | None = None) -> int:

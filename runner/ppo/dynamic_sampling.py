@@ -14,6 +14,7 @@ from runner.io.turns import Row
 from runner.ppo.random_numbers import draw_further_rows, rollout_noise
 from runner.ppo.rollout import Rollout
 from runner.ppo.sampling import roll_out
+from runner.ppo.scoring import score
 
 
 def roll_out_groups(trainer: Trainer, prompts: Sequence[Row]) -> Rollout:
@@ -63,9 +64,7 @@ def _roll_out_prompts(trainer: Trainer, prompts: Sequence[Row], purpose: str) ->
 
 def _find_differing_groups(trainer: Trainer, rollout: Rollout) -> list[bool]:
     """For each prompt true where its completions earn different scores."""
-    scores_B = trainer.rewards.score(rollout, trainer.args, trainer.state).figures[
-        "objective/scores"
-    ]
+    scores_B = score(trainer, rollout).figures["objective/scores"]
     scores_PG = scores_B.view(-1, trainer.args.num_generations)
     differ: list[bool] = (scores_PG.amax(1) > scores_PG.amin(1)).tolist()
     return differ

@@ -23,6 +23,7 @@ from runner.ppo.random_numbers import held_out_noise
 from runner.ppo.rollout import Rollout
 from runner.ppo.rollout_logprobs import compute_logprobs
 from runner.ppo.sampling import roll_out
+from runner.ppo.scoring import score
 
 
 def evaluate_held_out(trainer: Trainer, dataloader: DataLoader, set_name: str) -> EvalLoopOutput:
@@ -35,7 +36,7 @@ def evaluate_held_out(trainer: Trainer, dataloader: DataLoader, set_name: str) -
         first = (index * args.world_size + args.process_index) * args.eval_batch_size
         with kernels(trainer):
             rollout = _roll_out_held_out(trainer, rows, first)
-            figures = trainer.rewards.score(rollout, trainer.args, trainer.state).figures
+            figures = score(trainer, rollout).figures
         scores_B = figures["objective/scores"]
         table += rollout.to_table(scores_B, trainer.state.global_step, set_name)
         for name, values_B in trainer.accelerator.gather_for_metrics(figures).items():
@@ -66,9 +67,7 @@ def write_samples(trainer: Trainer) -> None:
     trainer.model.eval()
     with torch.no_grad():
         rollout = _roll_out_held_out(trainer, rows, first=0)
-        scores_B = trainer.rewards.score(rollout, trainer.args, trainer.state).figures[
-            "objective/scores"
-        ]
+        scores_B = score(trainer, rollout).figures["objective/scores"]
     _write_table(trainer, rollout.to_table(scores_B, state.global_step, "samples"))
 
 

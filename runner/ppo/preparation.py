@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, Trainer
 
-from runner.dataset.loaded_rows import Rows
 from runner.errors import ConfigError, DataError, Fault
 from runner.generate.agent import Agent, Environments, Tool, build_agent
 from runner.generate.completion import context_length
@@ -112,8 +111,8 @@ def build_ppo_agent(
 
 def check_datasets(
     args: PPOConfig,
-    train_dataset: Rows | None,
-    eval_dataset: Rows | dict[str, Rows] | None,
+    train_dataset: Dataset | IterableDataset | None,
+    eval_dataset: Dataset | IterableDataset | dict[str, Dataset | IterableDataset] | None,
     policy: Model,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
@@ -126,7 +125,12 @@ def check_datasets(
 
 
 def _check_rows(
-    rows: Rows, model: Model, tokenizer: PreTrainedTokenizerBase, *, needed: int, length: int
+    rows: Dataset | IterableDataset,
+    model: Model,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    needed: int,
+    length: int,
 ) -> None:
     """Raise DataError; ``length`` is that of a response. A stream's rows are not read."""
     if rows.column_names is not None and "prompt" not in rows.column_names:
@@ -139,7 +143,7 @@ def _check_rows(
 
 
 def _find_row_faults(
-    rows: Rows, model: Model, tokenizer: PreTrainedTokenizerBase, needed: int, length: int
+    rows: Dataset, model: Model, tokenizer: PreTrainedTokenizerBase, needed: int, length: int
 ) -> Iterator[Fault]:
     context = context_length(model) or math.inf
     room = context - length

@@ -15,7 +15,7 @@ from transformers import Trainer
 from runner.ppo.arithmetic import Sum, mean_of_rows, whiten
 from runner.ppo.figures import rollout_figures, tool_figures
 from runner.ppo.rollout import Rollout
-from runner.ppo.scoring import RolloutScores
+from runner.ppo.scoring import RolloutScores, score
 
 
 @dataclass
@@ -66,7 +66,7 @@ class RunningStats:
 def compute_rewards(trainer: Trainer, rollout: Rollout) -> Tensor:
     """The reward of each token [B, R]: minus its KL, its own rewards, at the end the score."""
     args = trainer.args
-    scores = trainer.rewards.score(rollout, trainer.args, trainer.state)
+    scores = score(trainer, rollout)
     _note_rollout(trainer, rollout, scores)
     rewards_BR = trainer.running.normalise(
         scores.earned_BR, args.score_normalization, args.score_clip, trainer.total

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
 from peft import PeftConfig, get_peft_model
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -37,8 +37,8 @@ from transformers.trainer_callback import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint, set_seed
 from trl.models import prepare_fsdp
 
-from runner.dataset.loaded_rows import Rows
 from runner.generate.agent import Environments, Tool
+from runner.generate.earned import Reward, Rewards
 from runner.generate.sampler import Model
 from runner.io.temporary import temporarily
 from runner.ppo.actor_critic import ActorCritic, build_actor_critic, build_reference, place_frozen
@@ -57,7 +57,6 @@ from runner.ppo.preparation import (
 )
 from runner.ppo.rollout_logprobs import compute_logprobs
 from runner.ppo.saving import read_running_stats, save_models
-from runner.ppo.scoring import Reward, Rewards
 from runner.ppo.token_rewards import RunningStats, compute_rewards
 from runner.ppo.update import update
 
@@ -84,8 +83,11 @@ class PPOTrainer(Trainer):
         model: Model | str | None = None,
         reward_funcs: Reward | list[Reward] | None = None,
         args: PPOConfig | None = None,
-        train_dataset: Rows | None = None,
-        eval_dataset: Rows | dict[str, Rows] | None = None,
+        train_dataset: Dataset | IterableDataset | None = None,
+        eval_dataset: Dataset
+        | IterableDataset
+        | dict[str, Dataset | IterableDataset]
+        | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         reward_processing_classes: PreTrainedTokenizerBase
         | list[PreTrainedTokenizerBase | None]

@@ -15,6 +15,7 @@ The modules of this room:
     manifest        versions, command, git and notes
     opening         the folder of a configuration, checked or made
     seal            checkpoints and models that are whole, or not there
+    weights         the weights of a run that a word means
     inputs          fingerprints of the files that a run reads
     completion      a run that has nothing left to do
     continuation    going on from the checkpoint of another run

@@ -1,4 +1,4 @@
-"""The part that our callbacks of trackers share, and the end of their runs.
+"""The part that our callbacks of trackers share.
 
 All that is logged of a run arrives in one run of the tracker: the scores before the first step and
 after the last one, and what a resume adds; each figure of a step once. The config that arrives is
@@ -6,8 +6,7 @@ the frozen one, without secrets. Each tracker has a module of its own.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -128,12 +127,3 @@ def _facts(experiment: Experiment) -> dict[str, str]:
         "peft": kind(experiment.peft) if experiment.peft else "full",
     }
     return {name: text[:MAX_TAG_LETTERS] for name, text in facts.items()}
-
-
-@contextmanager
-def trackers_closed(trackers: Sequence[Tracker], *, is_first: bool) -> Iterator[None]:
-    """End the trackers' runs when the body is over, however it ends; in the first process alone."""
-    with ExitStack() as stack:
-        for tracker in trackers if is_first else ():
-            stack.push(lambda kind, *_, tracker=tracker: tracker.close(finished=kind is None))
-        yield

@@ -16,7 +16,6 @@ from pathlib import Path
 from runner.config.experiment import Tracking
 from runner.errors import Fault, FolderError
 from runner.io.files import read_json, write_json
-from runner.schema.text import Node
 from runner.schema.upstream.trackers import TRACKERS
 
 RECORD = "tracker.json"  # of a run folder: its id, and the trackers that have all of it
@@ -90,10 +89,10 @@ def note_complete(folder: Path, name: str) -> None:
     write_json(folder / RECORD, record | {"complete": list(complete)})
 
 
-def find_foreign_variables(node: Node) -> list[Fault]:
+def find_foreign_variables(tracker: Tracking) -> list[Fault]:
     """A fault for each configured variable that no tracker reads."""
     faults = []
-    for name in node.get("environment") or {}:
+    for name in tracker.node.get("environment") or {}:
         if not name.startswith(PREFIXES):
             fault = Fault(
                 where=f"tracker.environment.{name}",

@@ -66,7 +66,15 @@ def save_model(run: Run, trainer: Trainer) -> None:
     if critic:
         missing += find_missing(critic, new / "value_model")
     if missing:
-        raise RunnerError(_missing_weights(run, missing))
+        raise RunnerError(
+            Fault(
+                where=str(run.model),
+                found=f"{len(missing)} weights were not saved: {', '.join(missing[:3])}",
+                expected="every weight of the model",
+                fix=f"python -m runner.launch {run}  (which saves again what the newest checkpoint "
+                "holds)",
+            )
+        )
     _write_arguments(new, trainer.args)
     seal(new)
     shutil.rmtree(run.model, ignore_errors=True)
@@ -111,12 +119,3 @@ def _save_adapter(run: Run, model: PeftModel, folder: Path, weights: Weights | N
         path = loaded.base_model_name_or_path
         revision = loaded.revision
     write_adapter(model, folder, base=shipped(path), revision=revision, state_dict=weights)
-
-
-def _missing_weights(run: Run, names: list[str]) -> Fault:
-    return Fault(
-        where=str(run.model),
-        found=f"{len(names)} weights were not saved: {', '.join(names[:3])}",
-        expected="every weight of the model",
-        fix=f"python -m runner.launch {run}  (which saves again what the newest checkpoint holds)",
-    )

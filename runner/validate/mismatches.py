@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from runner.config.experiment import Tracking
 from runner.config.menu import read_options
 from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, fits
 from runner.dataset.request import named_sets
@@ -20,7 +21,7 @@ def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Faul
     faults = list(_find_form_faults(cfg, menu))
     faults += find_metric_faults(cfg)
     faults += _find_callback_faults(cfg)
-    faults += find_foreign_variables(cfg["tracker"])
+    faults += find_foreign_variables(Tracking.read(cfg["tracker"]))
     faults += _find_held_out_faults(cfg)
     rows = cfg["dataset"]
     max_steps = int(cfg["trainer"]["args"].get("max_steps") or -1)

@@ -654,7 +654,7 @@ DEFECTS = (
     Defect(
         "score_one_token_early",
         "A score is earned by the token before the last one.",
-        "runner/ppo/scoring.py",
+        "runner/generate/earned.py",
         "indices = [len(token_ids[row]) - 1]",
         "indices = [max(0, len(token_ids[row]) - 2)]",
         tests=(
@@ -667,7 +667,7 @@ DEFECTS = (
     Defect(
         "reward_weight_ignored",
         "PPO adds rewards up without their weights.",
-        "runner/ppo/scoring.py",
+        "runner/generate/earned.py",
         "earned = weight * torch.tensor(values, dtype=torch.float32)",
         "earned = torch.tensor(values, dtype=torch.float32)",
         tests=(

@@ -41,7 +41,15 @@ def compose_runs(
     for word in overrides:
         key = dotted_key(word)
         if key.partition(".")[0] == "stages":
-            typed_stages.append(_typed_stages(key, word))
+            typed_stages.append(
+                Fault(
+                    where=key,
+                    found=f"{word} on the command line",
+                    expected="stages in a file of conf/experiment/, or <stage>.<key>=<value> for "
+                    "one of them",
+                    fix="experiment=<one with stages> <stage>.seed=1",
+                )
+            )
     ConfigError.refuse(typed_stages)
     references = References(untyped)
     experiment = read_experiment(overrides, folders)
@@ -53,15 +61,6 @@ def compose_runs(
     ConfigError.refuse(faults)
     command = as_command(overrides, folders)
     return [replace(run, command=command) for run in runs]
-
-
-def _typed_stages(key: str, word: str) -> Fault:
-    return Fault(
-        where=key,
-        found=f"{word} on the command line",
-        expected="stages in a file of conf/experiment/, or <stage>.<key>=<value> for one of them",
-        fix="experiment=<one with stages> <stage>.seed=1",
-    )
 
 
 def as_command(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:

@@ -100,7 +100,15 @@ def build_callbacks(
         for part in ("accelerator", "ref_model"):
             offered[part] = getattr(trainer, part, None)
         if "ref_model" in missing and offered["ref_model"] is None:
-            raise ConfigError(_no_reference(name))
+            raise ConfigError(
+                Fault(
+                    where=f"callback.{name}",
+                    found="it takes the reference model, but this training holds none",
+                    expected="a trainer that holds one",
+                    fix="callback=none, or trainer.args.precompute_ref_log_probs=false where that "
+                    "is true",
+                )
+            )
         if "prompts" in parts:
             offered["prompts"] = parts["prompts"]()  # each callback reads them from the first
         offered = {key: part for key, part in offered.items() if key not in node}
@@ -109,7 +117,15 @@ def build_callbacks(
         else:
             callback = serve(node, **offered)
         if not isinstance(callback, TrainerCallback):
-            raise ConfigError(_no_callback(name, type(callback).__name__))
+            kind = type(callback).__name__
+            raise ConfigError(
+                Fault(
+                    where=f"callback.{name}",
+                    found=f"a {kind}, which handles no event",
+                    expected="a transformers.TrainerCallback",
+                    fix=f"class {kind}(a transformers.TrainerCallback):",
+                )
+            )
         if is_own(inspect.getfile(type(callback))):
             _contain(callback, name)
         callbacks.append(callback)
@@ -122,24 +138,6 @@ def _takes_everything(target: str) -> bool:
     if signature is None or not signature.is_open:
         return False
     return is_own(inspect.getfile(locate(target)))
-
-
-def _no_reference(name: str) -> Fault:
-    return Fault(
-        where=f"callback.{name}",
-        found="it takes the reference model, but this training holds none",
-        expected="a trainer that holds one",
-        fix="callback=none, or trainer.args.precompute_ref_log_probs=false where that is true",
-    )
-
-
-def _no_callback(name: str, kind: str) -> Fault:
-    return Fault(
-        where=f"callback.{name}",
-        found=f"a {kind}, which handles no event",
-        expected="a transformers.TrainerCallback",
-        fix=f"class {kind}(a transformers.TrainerCallback):",
-    )
 
 
 def _contain(callback: TrainerCallback, name: str) -> None:

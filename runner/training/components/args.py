@@ -57,7 +57,7 @@ def build_args(run: Run, adjustments: Sequence[JsonObject] = ()) -> TrainingArgu
             node[name] = shipped(value)
     for adjustment in adjustments:
         node |= adjustment.get("args", {})
-    ConfigError.refuse(find_foreign_variables(experiment.tracker.node))
+    ConfigError.refuse(find_foreign_variables(experiment.tracker))
     set_variables(experiment.tracker, run.folder, str(experiment.name))
     check_devices(experiment)
     defaults = {

@@ -9,12 +9,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from runner.config.build import asked_for, build, serve
 from runner.config.experiment import Experiment
 from runner.errors import Fault, FolderError
-from runner.generate.run_weights import Weights
 from runner.generate.sampler import Model
 from runner.io.files import JsonObject, display_path
 from runner.model.check import LOADER, NEW
 from runner.model.saved import load_adapter_weights
 from runner.reward.outcome import best_device
+from runner.run.weights import Weights
 from runner.schema.text import Node
 from runner.training.components.args import check_devices
 from runner.training.components.model import build_quantization, own_tuner, path_of

@@ -1,5 +1,7 @@
 """The components of a training as one object, which ``build_components`` makes."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -38,6 +40,14 @@ class Components:
     seal: Seal
     trackers: list[Tracker]  # the trainer's callbacks that log to one
     adjustments: list[JsonObject]
+
+    @contextmanager
+    def trackers_closed(self) -> Iterator[None]:
+        """End the trackers' runs when the body is over, however it ends; in the first process."""
+        with ExitStack() as stack:
+            for tracker in self.trackers if self.trainer.is_world_process_zero() else ():
+                stack.push(lambda kind, *_, tracker=tracker: tracker.close(finished=kind is None))
+            yield
 
 
 class OfferedParts(TypedDict, total=False):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import JsonObject, display_path, read_json, sha256
-from runner.run import Run
+from runner.run.folder import Run
 from runner.run.seal import (
     SEAL,
     check_sealed,
