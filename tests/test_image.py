@@ -29,9 +29,10 @@ from runner.config.experiment import Experiment, TrainerPart
 from runner.config.menu import read_options
 from runner.dataset import media_source
 from runner.dataset.convert import RowRequest
-from runner.dataset.dataset_check import LOADER, check_dataset, find_media_faults
+from runner.dataset.dataset_check import LOADER, check_dataset
 from runner.dataset.load import load_rows
 from runner.dataset.loaded_rows import fingerprint
+from runner.dataset.media_faults import find_media_faults
 from runner.errors import ConfigError, DataError
 from runner.estimate.model_weights import ModelWeights, source_of
 from runner.generate.answer_reader import AnswerReader

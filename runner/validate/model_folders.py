@@ -5,8 +5,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.dataset.dataset_check import DatasetCheck, find_media_faults
+from runner.dataset.dataset_check import DatasetCheck
 from runner.dataset.form import answer_columns
+from runner.dataset.media_faults import find_media_faults
 from runner.errors import ConfigError, Fault
 from runner.model.check import (
     LOADER,

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 from runner.config.experiment import Experiment, TrainerPart
 from runner.dataset.conversation import is_conversation
 from runner.dataset.converted_rows import fit_rows
-from runner.dataset.dataset_check import find_media_faults
 from runner.dataset.form import answer_columns
+from runner.dataset.media_faults import find_media_faults
 from runner.errors import ConfigError, DataError, Fault
 from runner.io.turns import Columns, Row, habits_of
 from runner.model.chat import check_calls, check_rendering, check_template, look_at_texts
