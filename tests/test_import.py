@@ -1291,6 +1291,16 @@ def test_swanlab_is_a_tracker_of_ours(written, tool, keys, variables):
     assert (environment["SWANLAB_PROJ_NAME"], environment["SWANLAB_MODE"]) == variables
 
 
+@pytest.mark.parametrize(
+    ("tool", "keys"),
+    [("llama_factory", {**THEIRS, "report_to": "wandb"}), ("axolotl", {"wandb_project": "mine"})],
+)
+def test_swanlab_beside_another_tracker_is_typed(written, tool, keys):
+    done = written(WRONG[tool] | keys | {"use_swanlab": True})
+    assert done.cfg["tracker"]["report_to"] == "wandb"
+    assert done.kinds("use_swanlab") == ["no equivalent"]
+
+
 def test_settings_of_swanlab_alone_choose_no_tracker(written):
     done = written(WRONG["axolotl"] | SWANLAB)
     assert done.cfg["tracker"]["report_to"] == "none"

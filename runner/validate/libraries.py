@@ -52,9 +52,9 @@ WANTED: dict[str, list[NeededLibrary]] = {
     **upstream.WANTED,
 }
 # Libraries that serve in place of another one.
-SUBSTITUTES = {
-    "flash_attn": ("kernels", "torch_npu"),
-    "tensorboard": ("tensorboardX",),
+SUBSTITUTES: dict[str, tuple[str, ...]] = {"flash_attn": ("kernels", "torch_npu")}
+SUBSTITUTES |= {
+    tracker.library: (tracker.substitute,) for tracker in TRACKERS.values() if tracker.substitute
 }
 # Values of these keys that need no library.
 OTHER_VALUES = {

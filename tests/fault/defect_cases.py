@@ -981,6 +981,32 @@ DEFECTS = (
         "",
         tests=("tests/test_tracker.py::test_a_folder_keeps_its_id_and_another_one_has_another",),
     ),
+    Defect(
+        "unknown_mode_is_quiet",
+        "A mode that no version of a tracker has, and none at all, count as modes that send nothing.",
+        "runner/schema/upstream/trackers.py",
+        "return mode not in self.quiet_modes",
+        "return mode in self.sending_modes",
+        tests=("tests/test_values.py::test_an_experiment_may_choose_a_tracker_that_sends_nothing",),
+    ),
+    Defect(
+        "secret_of_the_hub",
+        "Whoever writes the key of a tracker into a file is told to export a token of the hub.",
+        "runner/validate/plain_secrets.py",
+        "            return tracker.key_variable\n",
+        "            continue\n",
+        tests=(
+            "tests/test_check.py::test_a_secret_is_exported_as_the_variable_that_its_reader_knows",
+        ),
+    ),
+    Defect(
+        "folder_of_a_tracker_is_a_stranger",
+        "No run can be deleted in which a tracker has written a folder.",
+        "runner/command/_deletion.py",
+        "    *(tracker.run_folder for tracker in TRACKERS.values() if tracker.run_folder),\n",
+        "",
+        tests=("tests/test_clean.py::test_the_folder_of_a_tracker_is_deleted_with_its_run",),
+    ),
     # --- Reports ----------------------------------------------------------------------------------
     Defect(
         "population_deviation",

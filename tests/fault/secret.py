@@ -37,7 +37,8 @@ from warm import Warm
 from runner.config import compose
 from runner.validate import find_all_faults
 
-TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
+MENU = HERE.parent.parent / "conf" / "tracker"
+TRACKERS = sorted(path.stem for path in MENU.glob("*.yaml") if path.stem != "none")
 # What stands in somebody's own files stays there, and where Python compiles them.
 OWN = ("notes.py", "chatty.py", "__pycache__", ".git")
 # Somebody's own part that says what it should not, in every way there is.

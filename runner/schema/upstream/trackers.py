@@ -21,6 +21,7 @@ class TrackerLibrary:
     library: str = ""  # as it is imported; empty for a service of the environment
     package: str = ""  # as pip installs it
     prefix: str = ""  # of its variables
+    substitute: str = ""  # a library that serves in place of its own
     needed_variable: str = ""  # without it nothing works, and somebody else sets it
     key_variable: str = ""  # holds the secret that logs in
 
@@ -121,6 +122,7 @@ _TRACKERS = (
         "tensorboard",
         "tensorboard",
         "TENSORBOARD_",
+        substitute="tensorboardX",
         uploads=False,
         folder_variables=("TENSORBOARD_LOGGING_DIR",),
         run_folder="tensorboard",
