@@ -54,19 +54,12 @@ def test_there_are_as_many_cases_as_promised():
 
 @pytest.mark.slow
 def test_rows_that_crash_a_reader_and_some_of_each_kind_are_refused_and_what_is_good_trains(warm):
-    try_out([*NULL, *EARLY[::80], *LATE[::24], *ODD[::38]], warm)
+    try_out([*NULL, *EARLY[::160], *LATE[::24], *ODD[::76]], warm)
 
 
 @pytest.mark.slow
 def test_what_is_told_to_type_works_when_it_is_typed(warm):
-    kinds = (
-        "list for a number",
-        "4 and 8",
-        "jsonl called csv",
-        "UTF-16",
-        "object around the rows,",
-        "that may not run",
-    )
+    kinds = ("list for a number", "UTF-16", "that may not run")  # a command, a shell's, words
     done = subprocess.run(
         [sys.executable, str(FIXES), *kinds], capture_output=True, text=True, **warm.lend()
     )

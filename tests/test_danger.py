@@ -91,16 +91,16 @@ def test_what_is_found_behind_the_door_is_refused_there(tmp_path, warm):
 
 @pytest.mark.slow
 def test_files_of_somebody_else_are_refused(tmp_path):
-    assert list(misses_of_files(tmp_path, list(FILES)[::12])) == []
+    assert list(misses_of_files(tmp_path, list(FILES)[::26])) == []
 
 
 @pytest.mark.slow
 def test_bombs_end_at_once(tmp_path):
-    plain = ["aliases", "a long number", "100 MB"]
+    plain = ["aliases", "a long number"]
     assert (
         list(misses_of_bombs(tmp_path / "a", [*sorted(REFERENCES), *plain], ["--config-dir"])) == []
     )
-    assert list(misses_of_bombs(tmp_path / "b", plain[:2], ["import", "report"])) == []
+    assert list(misses_of_bombs(tmp_path / "b", plain[:1], ["import", "report"])) == []
 
 
 @pytest.mark.slow
@@ -113,6 +113,7 @@ def test_no_pickle_in_a_run_folder_runs(tmp_path, warm):
     )
 
 
+@pytest.mark.dear("a Python of its own, whose first import is heard already")
 @pytest.mark.slow
 def test_nothing_leaves_the_machine_unasked(tmp_path):
     assert list(misses_of_network(tmp_path / "net", ["sft"])) == []

@@ -110,6 +110,7 @@ def test_an_experiment_is_rehearsed_without_the_weights_of_the_hub(online_runner
     hub.forget()
     online_runner.forget_cache()
     words = ("experiment=ppo_pythia_tldr", "model.attention=flash_attention_2")
+    words += ("trainer.args.per_device_train_batch_size=4", "dataset.limit.eval=8")
     done = online_runner("rehearse", *words, "memory=24")
     assert ": gpt_neox, 2 layers" in done.stdout
     assert "attention: the version for the CPU instead of flash_attention_2" in done.stdout

@@ -88,14 +88,18 @@ def refused(trainer, part):
     return []
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("kind", WORDS)
 @pytest.mark.slow
 def test_a_cell_says_what_the_command_does(steps, kind):
     rows = [(trainer, said) for row, trainer, said in CELLS if row == kind]
     assert len(rows) == 12
     for trainer, said in rows:
-        found = [refused(trainer, part) for part in WORDS[kind]]
+        found = []
+        for part in WORDS[kind]:
+            found.append(refused(trainer, part))
+            if not found[-1]:
+                break
         assert any(not faults for faults in found) == said, (kind, trainer, found)
         # What cannot be says so before anything loads, under the key of the part.
         group = kind.split()[0].split(".")[0]

@@ -259,6 +259,7 @@ def test_a_sweep_is_played_through_once_for_each_structure_and_nothing_is_left(r
     words = (
         "trainer=dpo,kto",
         "learning_rate=1e-6,3e-6",
+        "batch=8",
         "metric=none",
         "peft=lora",
         "name=leaves-nothing",
@@ -292,8 +293,9 @@ def test_stages_go_on_from_what_the_one_before_has_saved(runner):
     done = runner(
         "rehearse",
         "experiment=toy_rlhf",
-        "dataset.limit.train=64",
-        "dataset.limit.eval=16",
+        "dataset.limit.train=16",
+        "dataset.limit.eval=4",
+        "trainer.args.per_device_train_batch_size=8",
         "metric=none",
     )
     assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("ok ")] == [
