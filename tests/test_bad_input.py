@@ -52,11 +52,13 @@ def test_there_are_as_many_cases_as_promised():
     assert len({(case.kind, case.name) for case in [*BAD, *GOOD]}) == len(BAD) + len(GOOD)
 
 
+@pytest.mark.dear("eleven commands, of which two load a model")
 @pytest.mark.slow
 def test_rows_that_crash_a_reader_and_some_of_each_kind_are_refused_and_what_is_good_trains(warm):
     try_out([*NULL, *EARLY[::160], *LATE[::24], *ODD[::76]], warm)
 
 
+@pytest.mark.dear("three commands, and what each of them tells to type")
 @pytest.mark.slow
 def test_what_is_told_to_type_works_when_it_is_typed(warm):
     kinds = ("list for a number", "UTF-16", "that may not run")  # a command, a shell's, words

@@ -133,6 +133,7 @@ def interrupted(tmp_path_factory, warm):
     return Interrupted(tmp_path_factory.mktemp("resume"), warm)
 
 
+@pytest.mark.dear("a run that is killed, that run continued, and one that nothing disturbs")
 @pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(

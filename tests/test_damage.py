@@ -23,7 +23,7 @@ def sick(tmp_path_factory, warm):
     return Sick(tmp_path_factory.mktemp("damage"), warm)
 
 
-@pytest.mark.dear("three trainings before the first case")
+@pytest.mark.dear("two trainings before the first case")
 @pytest.mark.parametrize(("kind", "case"), CHOSEN)
 def test_damage_is_noticed(sick, kind, case):
     assert dict(KINDS[kind](sick))[case]() == ""

@@ -433,6 +433,7 @@ def measure(words):
     print(measured(words[0]))
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["card.py", "ppo_gpu.py"])
 def test_a_benchmark_of_a_card_says_where_there_is_none(script):

@@ -252,7 +252,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-def test_rows_load_with_slices_and_configs_and_again_offline(hub: Hub, ask: Ask) -> None:
+def test_rows_load_with_slices_and_configs_and_again_offline(hub: Hub, ask_forked: Ask) -> None:
     tldr = rows_of("trl-lib/tldr")["default"]
     gsm8k = rows_of("openai/gsm8k")
     style = rows_of("trl-internal-testing/descriptiveness-sentiment-trl-style")["default"]
@@ -266,10 +266,10 @@ def test_rows_load_with_slices_and_configs_and_again_offline(hub: Hub, ask: Ask)
         "gsm8k": gsm8k["main"]["train"][0],
         "socratic": gsm8k["socratic"]["test"][-1],
     }
-    assert ask(hub, LOAD_ROWS) == expected
+    assert ask_forked(LOAD_ROWS) == expected
 
     requests_before = len(hub.requests)
-    assert ask(hub, LOAD_ROWS, HF_HUB_OFFLINE="1") == expected
+    assert ask_forked(LOAD_ROWS, offline=True) == expected
     assert len(hub.requests) == requests_before
 
 

@@ -106,6 +106,7 @@ def test_a_recipe_of_others_trains_on_rows_of_the_same_form(name, online_runner,
     assert "finished  1 step" in done.stdout
 
 
+@pytest.mark.dear("a run of PPO is saved, resumed and exported, and measured twice")
 def test_an_experiment_is_rehearsed_without_the_weights_of_the_hub(online_runner, hub):
     hub.forget()
     online_runner.forget_cache()

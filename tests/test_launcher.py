@@ -26,7 +26,6 @@ SAME = (
 )
 
 
-@pytest.mark.dear("three commands, of which one trains in two processes")
 def test_two_processes_train_as_one_with_the_same_global_batch(runner):
     """Our own processes and those that torchrun starts are the same run. PPO's: ``test_ppo_training``."""
     words = ("trainer=sft", "learning_rate=1e-3", *SAME)
@@ -152,7 +151,7 @@ def test_a_sweep_trains_each_run_in_its_own_folder_as_it_would_be_alone(runner):
 
 def test_one_failing_job_does_not_stop_the_others(runner):
     # 20 cuts the rows
-    words = ("-m", "trainer=sft", "trainer.args.max_length=20,64", *SAME[1:], "name=sweep")
+    words = ("-m", "trainer=sft", "trainer.args.max_length=20,64", *SAME, "name=sweep")
     done = runner(*words, code=2)
     states = sorted(Run(folder).status()["state"] for folder in runner.runs("sweep"))
     assert states == ["failed", "finished"] and "1 of 2 runs finished" in done.stdout
@@ -248,7 +247,6 @@ class Ends(TrainerCallback):
 """
 
 
-@pytest.mark.dear("six processes train")
 def test_two_machines_train_as_two_processes_of_one(runner):
     """Two commands on this one, of which the second loses its process, and then the same again."""
     (runner.folder / "mine.py").write_text(ENDS_ONCE)

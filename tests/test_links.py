@@ -22,7 +22,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, warm):
-    return make_run(warm, tmp_path_factory.mktemp("links") / "trained")
+    return make_run(warm, tmp_path_factory.mktemp("links") / "trained", verbs=())
 
 
 @pytest.mark.grid(2)

@@ -88,6 +88,7 @@ def refused(trainer, part):
     return []
 
 
+@pytest.mark.dear("each trainer is composed with each loss until one fits")
 @pytest.mark.grid(2)
 @pytest.mark.parametrize("kind", WORDS)
 @pytest.mark.slow

@@ -19,9 +19,9 @@ PPO = ("trainer=ppo", *SHORT, "trainer.args.response_length=8")
 @pytest.mark.parametrize(
     "words",
     [
-        ("peft=lora", "quant=4bit"),
         ("peft=lora", "trainer.args.critic=model"),
         ("trainer.args.critic=head", "kl_coef=0"),
+        ("peft=lora", "quant=4bit"),
         ("peft=lora", "trainer.args.activation_checkpointing=true"),
         ("dataset.streaming=true", "trainer.args.num_generations=2"),
         (

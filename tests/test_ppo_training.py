@@ -480,7 +480,7 @@ def distance(trainer):
 def test_a_huge_kl_coefficient_holds_the_policy_and_none_lets_it_go(tmp_path, case):
     asked = {
         "reward_funcs": letters_b,
-        "max_steps": 20,
+        "max_steps": 12,
         "learning_rate": 1e-3,
         "stop_token": None,
         "temperature": 1.0,

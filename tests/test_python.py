@@ -87,6 +87,7 @@ def trained(tmp_path_factory):
         os.chdir(before)
 
 
+@pytest.mark.dear("a Python of its own, which finds the package beside a runner.py, trains")
 @pytest.mark.slow
 def test_a_training_is_a_finished_run_and_leaves_the_process_as_it_was(trained):
     run, _, output, (before, after) = trained

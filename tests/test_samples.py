@@ -1,7 +1,7 @@
 """Samples are of the same prompts each time, each step once, and leave the training as it would have been."""
 
 import json
-import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -120,36 +120,38 @@ def test_a_training_that_is_watched_ends_with_the_same_bits(train, words):
     assert sample_rows[0]["prompt"] == [{"role": "user", "content": "Sort these digits: 0 1 1 5"}]
 
 
+STOPS = """
+import os, signal
+from transformers import TrainerCallback
+
+class Stops(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 3 and os.path.exists("stops"):
+            os.remove("stops")
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_with_its_samples(runner):
-    (runner.folder / "callbacks.py").write_text(
-        "import time\nfrom transformers import TrainerCallback\n\n\n"
-        "class Slow(TrainerCallback):\n"
-        "    def on_step_end(self, args, state, control, **kwargs):\n"
-        "        time.sleep(0.3)\n"
-    )
+def test_a_stopped_run_goes_on_with_its_samples(train, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("callbacks.py").write_text(STOPS)
     words = (
-        *("trainer=sft", *WORDS[:3], "trainer.args.max_steps=8", "trainer.args.save_steps=3"),
-        *(
-            "trainer.args.logging_steps=1",
-            *WATCHED,
-            "callback.samples.every=2",
-            "allow=[callbacks]",
-        ),
-        *(
-            "callback.slow._target_=callbacks.Slow",
-            "callback.greedy._target_=runner.training.callback.Samples",
-        ),
-        *("callback.greedy.every=4", "callback.greedy.count=2", "callback.greedy.temperature=0"),
+        *("trainer=sft", *WORDS[:3], "trainer.args.max_steps=4", "trainer.args.save_steps=2"),
+        *("trainer.args.logging_steps=1", *WATCHED, "allow=[callbacks]"),
+        "callback.stops._target_=callbacks.Stops",
+        "callback.greedy._target_=runner.training.callback.Samples",
+        *("callback.greedy.every=2", "callback.greedy.count=2", "callback.greedy.temperature=0"),
     )
-    assert runner.stopped(*words, "name=stopped", name="stopped", number=signal.SIGTERM) == 143
-    runner(*words, "name=stopped")
-    runner(*words, "name=whole")
-    stopped, uninterrupted = (runner.runs(name)[0] for name in ("stopped", "whole"))
+    Path("stops").touch()
+    assert train(*words, name="stopped").code == 143
+    stopped = train(*words, name="stopped").run.folder
+    uninterrupted = train(*words, name="whole").run.folder
     assert read_json(stopped / "manifest.json")["starts"] == 2
     assert rows(stopped) == rows(uninterrupted)
     often = [row for row in rows(uninterrupted) if row["callback"] == "samples"]
     seldom = [row for row in rows(uninterrupted) if row["callback"] == "greedy"]
-    assert [row["step"] for row in often] == sorted([0, 2, 4, 6, 8] * 3)
-    assert [row["step"] for row in seldom] == sorted([0, 4, 8] * 2)
+    assert [row["step"] for row in often] == sorted([*range(5)] * 3)
+    assert [row["step"] for row in seldom] == sorted([0, 2, 4] * 2)
     assert [row["prompt"] for row in seldom[:2]] == [row["prompt"] for row in often[:2]]

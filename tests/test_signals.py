@@ -23,7 +23,7 @@ from runner.launch.progress import Stages
 from runner.run import Run
 
 
-@pytest.mark.dear("three runs, each started twice, beside one that nothing disturbs")
+@pytest.mark.dear("a run that starts three times, beside one that nothing disturbs")
 @pytest.mark.slow
 def test_a_signal_in_any_phase_stops_a_run_that_then_goes_on_to_the_same_bits(tmp_path, warm):
     complaints = list(disturb("sft", 2, tmp_path, warm, random.Random("sft")))

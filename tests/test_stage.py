@@ -466,6 +466,7 @@ def states(runner, name="chain"):
     }
 
 
+@pytest.mark.dear("four trainings")
 @pytest.mark.slow
 def test_a_staged_experiment_trains_each_stage_as_it_would_be_alone_and_again_changes_no_byte(
     runner, chain
@@ -526,6 +527,7 @@ class Stops(TrainerCallback):
 """
 
 
+@pytest.mark.dear("three trainings, of which one starts twice")
 @pytest.mark.slow
 def test_a_stop_ends_the_command_and_the_same_command_goes_on(runner, chain):
     (runner.folder / "callbacks.py").write_text(STOPS)

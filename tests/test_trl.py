@@ -217,16 +217,15 @@ def test_a_trainer_that_asks_for_a_path_is_given_one(runner):
     assert read_json(runner.runs("run")[0] / "manifest.json")["model"]["path"].endswith("tiny")
 
 
-KINDS = [kind for kind in read_kinds() if not kind.refused][::10]
+KINDS = [kind for kind in read_kinds() if not kind.refused][::20]
 
 
-@pytest.mark.dear("forty configurations, of most trainers")
 @pytest.mark.slow
 def test_kinds_of_configurations_that_trl_trains_compose(tmp_path, monkeypatch):
-    """One in ten of those that ``tests/fault/kinds.py`` composes and trains."""
+    """One in twenty of those that ``tests/fault/kinds.py`` composes and trains."""
     write_rows(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     composed = {f"{kind.trainer}, {kind.name}": compose_kind(kind) for kind in KINDS}
-    assert len(composed) > 38
+    assert len(composed) > 18
     assert {name: fault for name, fault in composed.items() if fault} == {}

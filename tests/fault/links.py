@@ -20,7 +20,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -116,13 +116,14 @@ def run(warm: Warm, words: Sequence[str], cwd: Path) -> tuple[int | None, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def make_run(warm: Warm, folder: Path) -> Path:
-    """A trained run with everything that the verbs add to it."""
+def make_run(warm: Warm, folder: Path, verbs: Iterable[str] = tuple(VERBS)) -> Path:
+    """A trained run with everything that these verbs add to it."""
     folder.mkdir(parents=True)
     code, text = run(warm, TRAINED, folder)
     assert code == 0, text
     target = next((folder / "outputs" / "x").glob("*/config.yaml")).parent
-    for verb, words in VERBS.items():
+    for verb in verbs:
+        words = VERBS[verb]
         if words and verb not in ("reproduce", "import"):
             run(warm, [word.format(run=target) for word in words], folder)
     run(warm, ["report", "outputs/x"], folder)
