@@ -442,6 +442,8 @@ def test_what_cannot_be_called_is_named_before_a_training(train, mine, capsys, w
 
 FEW = (
     *(
+        "trainer.args.per_device_train_batch_size=8",
+        "trainer.args.num_generations=4",
         "trainer.args.max_steps=2",
         "trainer.args.logging_steps=1",
         "dataset.limit.train=32",
@@ -520,6 +522,7 @@ class Stops(TrainerCallback):
 """
 
 
+@pytest.mark.dear("an agent that is stopped and goes on, beside one that nothing disturbs")
 @pytest.mark.slow
 def test_an_agent_that_is_stopped_goes_on_to_the_same_bits(called, mine):
     """Its environments draw random numbers, and are not those of before."""
@@ -527,7 +530,7 @@ def test_an_agent_that_is_stopped_goes_on_to_the_same_bits(called, mine):
         module.write(STOPS)
     # each answer earns what the environment drew for its prompt
     words = ("trainer.environment_factory=mine.Game", "reward=none", "tolerate.no_signal=true")
-    words += ("metric=none", "trainer.args.max_steps=3", "trainer.args.max_completion_length=48")
+    words += ("metric=none", "trainer.args.max_steps=3", "trainer.args.max_completion_length=32")
     words += ("trainer.args.per_device_train_batch_size=4", "trainer.args.num_generations=2")
     words += ("callback.stops._target_=mine.Stops",)
     whole = called(*words, name="whole")

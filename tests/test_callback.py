@@ -466,6 +466,7 @@ def test_averages_of_weights_go_on_where_they_were(train):
         "trainer.args.max_steps=4",
         "trainer.args.save_strategy=steps",
         "dataset.limit.train=64",
+        "dataset.limit.eval=8",
         "learning_rate=1e-3",
     )
     run = train(*words).run

@@ -514,6 +514,7 @@ def test_the_words_of_the_preview_are_told_apart_from_those_of_a_training():
 # --- The whole command --------------------------------------------------------------------------
 
 
+@pytest.mark.grid(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["sft", "dpo", "kto", "grpo", "reward", "orpo", "ppo"])
 def test_the_preview_of_the_toy_rows_equals_the_golden_file(runner, trainer, request):

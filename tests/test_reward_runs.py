@@ -95,7 +95,7 @@ def every_kind(tmp_path, url):
     return list(nodes), ["reward=none", *plain]
 
 
-@pytest.mark.grid(2)
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("trainer", ["grpo", "rloo", "online_dpo", "ppo"])
 def test_rewards_of_every_kind_together_each_under_its_name(train, tmp_path, url, trainer):
     names, words = every_kind(tmp_path, url)

@@ -393,7 +393,7 @@ def test_steps_that_depend_on_the_processes_have_their_number_in_the_key(words):
     assert alone != two
 
 
-@pytest.mark.dear("a run of one process and then of two, twice")
+@pytest.mark.dear("a run of one process, and one of two that goes on with one")
 @pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["dpo", "ppo"])

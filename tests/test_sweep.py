@@ -687,7 +687,7 @@ def test_two_sweeps_that_share_jobs_share_the_work(runner):
     assert starts == [1] * 3
 
 
-@pytest.mark.dear("four trainings")
+@pytest.mark.dear("three trainings, and a search that looks for them again")
 @pytest.mark.slow
 @pytest.mark.skipif(
     not find_spec("hydra_plugins.hydra_optuna_sweeper"), reason="needs the extra optuna"

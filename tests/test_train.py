@@ -178,7 +178,7 @@ def test_several_held_out_sets_keep_their_names(train):
 
 @pytest.mark.slow
 def test_evaluation_does_not_change_an_online_run(train):
-    words = few_rows("trainer=grpo", *QUICK)
+    words = ("trainer=grpo", *QUICK, "dataset.limit.train=200", "dataset.limit.eval=4")
     evaluated = train(
         *words, "trainer.args.eval_strategy=steps", "trainer.args.eval_steps=1", name="with"
     )

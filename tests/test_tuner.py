@@ -21,7 +21,7 @@ from transformers import (
 from runner.__main__ import main
 from runner.config.experiment import AdapterPart
 from runner.errors import ConfigError
-from runner.io.files import shipped
+from runner.io.files import files_of, read_json, shipped, write_json
 from runner.launch.local import local
 from runner.model.adapter import train_beside
 from runner.model.freeze import train_weights
@@ -526,19 +526,19 @@ def test_an_adapter_with_whole_layers_is_the_start_of_a_next_stage(train, probe,
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adapter and embeddings", "adapter on merged", "pattern"])
 def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(train, adapter, tmp_path, name):
-    from runner.io.files import files_of, read_json, write_json
-
     words = [word.format(adapter=adapter) for word in KINDS[name][0]]
-    whole_run = train(*words, *FEW, "trainer.args.save_steps=2", name="whole")
     again = train(*words, *FEW, "trainer.args.save_steps=2", name="again")
+    whole = weights_of(again.run)
     for part in ("checkpoints/checkpoint-4", "model", "scores.json"):
         path = again.run.folder / part
         path.rename(tmp_path / path.name)
     status = read_json(again.run.folder / "status.json")
     write_json(again.run.folder / "status.json", status | {"state": "interrupted"})
     assert train(*words, *FEW, "trainer.args.save_steps=2", name="again").code == 0
-    weights = []
-    for done in (whole_run, again):
-        files = files_of(done.run.model)
-        weights.append({name: files[name] for name in files if name.endswith(".safetensors")})
-    assert weights[0] == weights[1] != {}
+    assert weights_of(again.run) == whole != {}
+
+
+def weights_of(run):
+    """The hashes of the files of weights of a run's model."""
+    files = files_of(run.model)
+    return {name: files[name] for name in files if name.endswith(".safetensors")}
