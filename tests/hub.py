@@ -60,7 +60,7 @@ class Blob:
         return hashlib.sha256(self.content).hexdigest() if self.large else self.oid
 
     def entry(self, path: str) -> dict:
-        """How a tree lists this file."""
+        """This file's entry in the listing of a tree."""
         size = len(self.content)
         lfs = {"lfs": {"oid": self.etag, "size": size, "pointerSize": 134}} if self.large else {}
         return {"type": "file", "oid": self.oid, "size": size, "path": path} | lfs
@@ -302,7 +302,7 @@ class Hub:
     # Answering.
 
     def answer(self, request: Request) -> Answer:
-        """What to send back, one request at a time; the request goes to the log with its status."""
+        """Answer one request at a time; each goes to the log with its status."""
         name = "unknown"
         with self._lock:
             try:
@@ -450,7 +450,7 @@ def read_folder(folder: Path) -> dict[str, bytes]:
 
 
 def to_sibling(path: str, blob: Blob, detailed: bool) -> dict:
-    """How a repository's info lists a file."""
+    """A file's entry in the info of a repository."""
     if not detailed:
         return {"rfilename": path}
     size = len(blob.content)
@@ -537,7 +537,7 @@ def to_parquet(table: pyarrow.Table) -> bytes:
 
 
 def describe(tables: dict[str, pyarrow.Table]) -> dict:
-    """What a card's ``dataset_info`` says of the splits: features and sizes; clients check them."""
+    """``dataset_info`` of a card: features and sizes of the splits, which clients check."""
     features = [to_feature(column) for column in next(iter(tables.values())).schema]
     splits = [
         {"name": name, "num_bytes": table.nbytes, "num_examples": table.num_rows}
@@ -576,7 +576,7 @@ def serve_all(hub: Hub, folder: Path) -> None:
 
 
 def serve_recipes(hub: Hub, folder: Path) -> None:
-    """Put up what the recipes of others in conf/experiment name: one model and its tokenizer under many names."""
+    """Serve what the recipes in conf/experiment name: one model and its tokenizer under many names."""
     files = {head: read_folder(tiny_model(folder / head, head=head)) for head in ("lm", "score")}
     marked = CHATML.replace("{{ '<|im_start|>'", "{% generation %}{{ '<|im_start|>'").replace(
         "{% endfor", "{% endgeneration %}{% endfor"

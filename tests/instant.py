@@ -71,7 +71,7 @@ def reach(instant: Instant, watcher: int) -> None:
 
 
 def note_syncs(record: str) -> None:
-    """Have each sync of a file noted, in this process and in those that it forks; Python audits none of them."""
+    """Note each sync of a file in this process and its forks; Python audits none of them."""
     fsync = os.fsync
 
     def noting(file):

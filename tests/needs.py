@@ -12,7 +12,7 @@ THREE = ("dataset.form=triple", "dataset.columns={chosen: chosen, reference: cho
 
 
 def needed(trainer: str, teacher: str = TINY) -> tuple[str, ...]:
-    """The words of one trainer, which learns from a teacher's model or server, or from a third answer."""
+    """The words that one trainer needs: a teacher's model or server, or a third answer."""
     node = TRAINERS[trainer]
     words = [f"trainer.teacher_model.path={teacher}"] * ("teacher_model" in node)
     words += [

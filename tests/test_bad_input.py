@@ -1,4 +1,6 @@
-"""Bad input ends at the door, and what is odd but good passes it: a part of ``tests/fault/bad_input.py``.
+"""Bad input ends at the door, and odd but good input passes it.
+
+A part of ``tests/fault/bad_input.py``.
 
 The cases are tried by the script itself, in a process that has imported nothing heavy, as a shell
 would start it.

@@ -1,4 +1,6 @@
-"""What a library says of a value that somebody typed is a fault of its key, and nothing else is."""
+"""A library's complaint about a typed value becomes a fault of its key, and no other complaint
+does.
+"""
 
 import errno
 

@@ -1,4 +1,4 @@
-"""Evaluations that sample: how many prompts they take, where it is said, and what the bar says of them."""
+"""Evaluations that sample: the number of their prompts, where it is shown, and the progress bar."""
 
 from types import SimpleNamespace
 

@@ -30,7 +30,7 @@ def state(step, total=10, logged=()):
 
 
 def record(path, steps, start=0):
-    """What a training from ``start`` writes: a training line and an evaluation at each step."""
+    """Write what a training from ``start`` logs: a training line and an evaluation at each step."""
     statuses = []
     callback = Record(path, lambda **changes: statuses.append(changes))
     callback.on_train_begin(None, state(start), None)

@@ -970,7 +970,7 @@ ELSEWHERE = (
     ("address", "is_risky"), [*((a, False) for a in HERE), *((a, True) for a in ELSEWHERE)]
 )
 def test_what_is_sent_to_another_machine_must_be_typed(address, is_risky):
-    """What cannot be read as an address of this machine, by the one way in which all clients read it, is none."""
+    """A text that clients do not read as an address of this machine is not one."""
     dangers = find_dangers({"trainer": {"args": {"vllm_server_base_url": address}}})
     assert [fault.where for fault in dangers] == (
         ["trainer.args.vllm_server_base_url"] if is_risky else []

@@ -1,4 +1,4 @@
-"""Nothing is deleted that was not listed, is live, or lies elsewhere; what stays is whole, whatever stopped a clean."""
+"""Only listed, dead runs of this group are deleted; the rest stays whole, whatever stops a clean."""
 
 import io
 import os
@@ -27,7 +27,9 @@ FIRST, SECOND, THIRD = (f"kl-{kl}+lr-0.0001+seed-0" for kl in (0.1, 0.2, 0.3))
 
 @pytest.fixture
 def group(tmp_path, monkeypatch) -> Path:
-    """Two finished runs with a model, and a failed one, each with three checkpoints, the first of them the best."""
+    """Two finished runs with a model and a failed one, each with three checkpoints, of which the
+    first is best.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(page.plot_sweep, "sweep_pictures", lambda summary: [])
     for run in lay_sweep(GROUP, RUNS).iterdir():

@@ -1,4 +1,4 @@
-"""Collators: the one that ships by hand, one of the user's own around the trainer's, with several trainers."""
+"""Collators: the shipped one by hand, and a user's own around the trainer's, with several trainers."""
 
 import functools
 

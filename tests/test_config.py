@@ -1,4 +1,7 @@
-"""Composition: every key may be typed, every fault is told at once, and nodes become objects in one place."""
+"""Composition.
+
+Every key may be typed, all faults are reported at once, nodes become objects in one place.
+"""
 
 from dataclasses import fields
 
@@ -89,7 +92,10 @@ def test_classes_and_vectors_of_texts_are_refused_in_words(capsys, word, where, 
 
 
 def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
-    """The last would win in silence; typed or in a file, and of a group that names its parts they go together."""
+    """Otherwise the last one would win silently.
+
+    Options of a group that names its parts do combine.
+    """
     with pytest.raises(ConfigError) as caught:
         config.compose(
             [
@@ -311,7 +317,7 @@ GROUPED = "trainer.args.train_sampling_strategy=group_by_length"
 
 @pytest.fixture
 def chosen(monkeypatch):
-    """The names that speed=max sets among the trainer's arguments, on GPUs of a compute capability."""
+    """The arguments that speed=max sets on GPUs of a compute capability."""
 
     def call(*words, capability=0.0):
         monkeypatch.setattr(speed, "compute_capability", lambda: capability)

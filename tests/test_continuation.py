@@ -1,4 +1,7 @@
-"""A part of ``fault/resume``: what may change between a run and one that goes on from it, and that nothing else may."""
+"""What may change between a run and one that resumes it, and nothing else.
+
+A part of ``fault/resume``.
+"""
 
 import sys
 from pathlib import Path

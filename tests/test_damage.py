@@ -1,4 +1,7 @@
-"""A part of ``fault/damage``: damage is named, an older checkpoint is used, and nothing is started over in silence."""
+"""Damage is named, an older checkpoint is used, and nothing silently starts over.
+
+A part of ``fault/damage``.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""What comes from somebody else runs nothing, writes nowhere and sends nothing: a part of ``tests/fault/danger.py``."""
+"""A stranger's files run nothing, write nowhere and send nothing.
+
+A part of ``tests/fault/danger.py``.
+"""
 
 import sys
 from pathlib import Path

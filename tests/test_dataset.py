@@ -1,4 +1,4 @@
-"""Rows from files and from the hub: what is read, in which order, what is refused, what is cached."""
+"""Rows from files and from the hub: their content, their order, refusals and the cache."""
 
 import csv
 import functools
@@ -416,7 +416,7 @@ def test_training_rows_are_shuffled_before_the_limit(file):
 
 
 def test_an_unknown_use_of_a_source_of_its_own_is_refused(file):
-    """What is typed for it is shown, whatever braces it has."""
+    """The words to type are shown, whatever braces they contain."""
     (fault,) = faults(file, split={"evals": {"_target_": "x", "path": "y"}})
     assert fault.where == "dataset.split"
     assert fault.fix.startswith("dataset.split.eval=")
@@ -721,7 +721,7 @@ print(json.dumps([len(seen), train._fingerprint, loaded_rows.fingerprint(train),
 
 
 def again(path, home, **how):
-    """What a process of its own loads: batches converted, cache key, content hash, first row."""
+    """The work of a new process: batches converted, cache key, content hash, first row."""
     home.mkdir(exist_ok=True)
     variables = {"HF_HOME": str(home), "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": str(len(how))}
     done = subprocess.run(
@@ -777,7 +777,7 @@ def test_rows_in_memory_convert_too():
 
 
 def load_as_one_of_two(words):
-    """What each of two processes does: say who converts, and which rows it gets."""
+    """The work of each of two processes: report who converts, and the rows."""
     from accelerate import PartialState
 
     batch = Conversion.batch
@@ -930,7 +930,10 @@ MENU = ROOT / "conf" / "dataset"
 
 
 def option(name):
-    """What a file of the menu hands to load_rows: its own keys over those of hub.yaml."""
+    """The arguments that a file of the menu passes to load_rows.
+
+    Its own keys over those of hub.yaml.
+    """
     keys = yaml.safe_load((MENU / "hub.yaml").read_text())
     keys |= yaml.safe_load((MENU / f"{name}.yaml").read_text())["dataset"]
     return {key: value for key, value in keys.items() if key not in ("_target_", "defaults")}
@@ -963,7 +966,7 @@ def tell_first(words):
 
 
 def load_from(online_runner, jobs, **variables):
-    """What load_rows gives for each job, in a process that knows the hub."""
+    """The result of load_rows for each job, in a process that knows the hub."""
     done = online_runner(json.dumps(jobs), door="test_dataset:tell_rows", **variables)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
@@ -1045,7 +1048,7 @@ WORDS += ["hi", "hello", "2+2?", "2+2=", "4", "5", "6"]
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """One token for each word, and blanks count for nothing, so that ids can be written as words."""
+    """One token for each word, ignoring blanks, so that ids can be written as words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

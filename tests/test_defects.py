@@ -1,4 +1,6 @@
-"""The defects of ``tests/fault/defects.py`` can still be planted, and the tests that are to notice them are there."""
+"""The defects of ``tests/fault/defects.py`` can still be planted, and the tests that notice them
+exist.
+"""
 
 import ast
 import subprocess

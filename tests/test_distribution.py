@@ -1,4 +1,4 @@
-"""The package as pip knows it: with a name of its own, and on no index: what to type installs what it needs."""
+"""The package as pip sees it: under its own name and on no index, so that install hints work."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""What a run will need: counted where it can be counted, and near to what is measured."""
+"""The needs of a run: exact where they can be counted, and close to the measurement elsewhere."""
 
 import ctypes
 import os
@@ -372,7 +372,7 @@ LARGE = {
 
 @pytest.mark.slow
 def test_eight_billion_weights_on_a_card(composed, tmp_path):
-    """Gigabytes at 1,109 tokens, within a tenth of those that a count of every tensor has come to."""
+    """Gigabytes at 1,109 tokens, within a tenth of a count of every tensor."""
     settings = [f"model.{name}={value}" for name, value in LARGE.items()]
     cfg, adapted = (
         composed("trainer=sft", "trainer.args.per_device_train_batch_size=1", *peft, model=settings)

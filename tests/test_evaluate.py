@@ -1,4 +1,4 @@
-"""What a trained model is measured by, and how sure a comparison of two is."""
+"""The measures of a trained model, and the certainty of a comparison of two."""
 
 import itertools
 import json
@@ -26,7 +26,7 @@ TOY = ("model=tiny", "dataset=toy_sort", "limit=10", "batch_size=4")
 
 @pytest.fixture
 def evaluate(tmp_path, monkeypatch, capsys):
-    """The verb in a folder of the test's own; gives what was written, the completions, and what was said."""
+    """Run the verb in the test's own folder; return the figures, the completions, and the output."""
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str, code: int = 0):

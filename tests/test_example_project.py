@@ -1,4 +1,7 @@
-"""A user's own project, copied elsewhere: a part of each kind trains through the public command, and each part acts."""
+"""A user's own project, copied elsewhere.
+
+One part of each kind trains through the public command and acts.
+"""
 
 import json
 import shutil
@@ -54,7 +57,7 @@ def lines(run: Run) -> list[dict]:
 
 
 def distances(run: Run) -> dict[str, float]:
-    """How far each weight of a whole model has moved."""
+    """The distance that each weight of a whole model has moved."""
     before, after = (
         load_file(Path(folder) / "model.safetensors")
         for folder in (shipped("runner://model/tiny"), run.model)

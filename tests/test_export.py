@@ -1,4 +1,7 @@
-"""The model of a run as a folder of its own: plain transformers loads it to the same logits, and its card tells."""
+"""The model of a run as a folder.
+
+Plain transformers computes the same logits, and its card is true.
+"""
 
 import json
 import os

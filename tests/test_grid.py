@@ -1,4 +1,6 @@
-"""Jobs of a sweep that differ in plain numbers alone: composed once, and the same as composed one by one."""
+"""Jobs of a sweep that differ in plain numbers alone are composed once, with the same result as one
+by one.
+"""
 
 import re
 

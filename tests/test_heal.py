@@ -1,4 +1,7 @@
-"""A run without memory goes on in smaller micro-batches, a sick one with a lower learning rate; both survive a kill."""
+"""A run out of memory goes on in smaller micro-batches, a sick one at a lower rate.
+
+Both survive a kill.
+"""
 
 import json
 import math

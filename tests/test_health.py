@@ -308,7 +308,7 @@ def test_a_training_that_never_prefers_a_completion_to_another_learns_nothing(si
 
 
 def concluded(steps, *held_out, online=False):
-    """What the last alarm says of a training of these steps, with changes on held-out rows."""
+    """The conclusion of the last alarm on a training of these steps, with changes on held-out rows."""
     alarm = EndedWorse(online=online)
     assert rings(alarm, steps) is None
     return alarm.conclude(Step(len(steps)), [Change(*change) for change in held_out])
@@ -623,7 +623,9 @@ class Training:
         getattr(self.health, f"on_{name}")(self.args, self.state, None, **self.given, **kwargs)
 
     def step(self, loss=1.0, gradient=1.0, change=-1e-4, parts=None, raw=None):
-        """All weights change, or each of the parts as given, which says whether it has a gradient as well.
+        """Change all weights, or each of the parts as given.
+
+        An entry says whether it has a gradient, too.
 
         ``raw`` is the gradient before its clip, where that is another one.
         """

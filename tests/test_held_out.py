@@ -1,4 +1,6 @@
-"""Held-out figures are those of the set: the same whatever the batches and the processes, and the right one ranks."""
+"""Held-out figures are those of the set, whatever the batches and processes, and the right one
+ranks.
+"""
 
 import itertools
 import json

@@ -146,7 +146,10 @@ print(json.dumps(found))
 
 
 def expected_answers(absent: str, gated: str, private: str, present: str) -> dict[str, str]:
-    """What ``REFUSED`` should print, where nothing.json is missing wherever it may be asked for."""
+    """The expected output of ``REFUSED``.
+
+    Nothing.json is missing from every repository that can be read.
+    """
     answers = {
         "no/such": absent,
         "closed/model": gated,

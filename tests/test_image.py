@@ -1,4 +1,7 @@
-"""Rows with images: each form of them is read, each bad one is named by its row, and five trainers learn from them."""
+"""Rows with images.
+
+Every form is read, every bad one is named by its row, and five trainers learn from them.
+"""
 
 import base64
 import copy
@@ -94,7 +97,7 @@ def refused(path, **how):
 
 
 def faults(path, **how):
-    """What loading says, and the look before torch says the same."""
+    """The faults of loading, which equal those of the check before torch."""
     checked = check_dataset(
         {"_target_": LOADER, "path": str(path), "split": {"train": "train"}, **how}, "demonstration"
     )

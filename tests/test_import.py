@@ -1,4 +1,7 @@
-"""Other people's configurations: each becomes an experiment that composes, and every key is accounted for."""
+"""Other tools' configurations.
+
+Each becomes an experiment that composes, and every key is accounted for.
+"""
 
 import itertools
 import json

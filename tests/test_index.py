@@ -1,4 +1,4 @@
-"""The index of a group says what its files say, whatever happens to either; and which runs are lost."""
+"""The index of a group agrees with its files, whatever happens to either; and runs that are lost."""
 
 import json
 import os
@@ -23,7 +23,7 @@ FIRST = "kl-0.1+lr-0.0001+seed-0"
 
 @pytest.fixture
 def group(tmp_path, monkeypatch) -> Path:
-    """Four runs beside an index of theirs, which trusts files that are a moment old; and reports without pictures."""
+    """Four runs with an index that trusts files after a moment, and reports without pictures."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(index, "SETTLED_NANOSECONDS", 0)
     monkeypatch.setattr(page.plot_sweep, "sweep_pictures", lambda summary: [])
@@ -42,7 +42,7 @@ def pause() -> None:
 
 
 def told(capsys, *words: str) -> tuple[str, dict[str, str]]:
-    """What a report says, and the files that it writes."""
+    """The output of a report and the files that it writes."""
     assert main(["report", "kl", "objective=reward", *words]) == 0
     files = {
         name: digest for name, digest in files_of(Path("outputs/kl")).items() if "/" not in name
@@ -284,7 +284,7 @@ def test_wrong_words_are_told_in_four_beats(group, capsys, word):
 
 
 def lay_silent(folder: Path, hours: float, lines: list | None = None) -> Path:
-    """A run that says that it is running on another machine, in whose folder nothing was written for some hours."""
+    """A run that says it is running on another machine, whose folder has been silent for hours."""
     lay_run(folder, state="running", lines=lines or [{"step": 1, "elapsed_seconds": 2.0}])
     set_status(folder, pid=1, host="another")
     (folder / ".lock").touch()

@@ -1,4 +1,7 @@
-"""Killed at any instant, the same command continues to the same bits: a part of ``tests/fault/kill.py``."""
+"""Killed at any instant, the same command continues to the same bits.
+
+A part of ``tests/fault/kill.py``.
+"""
 
 import random
 import sys

@@ -1,4 +1,6 @@
-"""Rows of about one length in a batch, for each trainer whose rows are tokens, in an order that is the epoch's own."""
+"""Batches of rows of similar length for each trainer with token rows, in an order that depends on
+the epoch alone.
+"""
 
 import torch
 from datasets import Dataset

@@ -1,4 +1,4 @@
-"""How a model reads known answers: each row as if it were alone, and nothing but the tokens of the answer."""
+"""The likelihood of known answers: each row as if alone, and only the tokens of the answer."""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Losses by hand, what trainers give a loss, what is refused, and that one which is TRL's trains as TRL's does."""
+"""Losses by hand, their arguments, refusals, and a custom copy of TRL's loss that trains as TRL's
+does.
+"""
 
 import json
 import re
@@ -500,7 +502,7 @@ def test_each_trainer_gives_what_the_check_says(train, mine, kind, tmp_path):
 
 @pytest.mark.slow
 def test_the_loss_counts_tokens_over_all_micro_batches(train):
-    """As many rows a step in one, two and four micro-batches of unlike lengths: one and the same loss."""
+    """The same rows of unequal length in one, two and four micro-batches give the same loss."""
     sizes = [(16, 1), (8, 2), (4, 4)]
     totals = [
         losses(

@@ -1,4 +1,7 @@
-"""Metrics by hand: of completions, of scores against labels, and of what a model says of known answers."""
+"""Metrics by hand.
+
+On completions, on scores against labels, and on the likelihood of known answers.
+"""
 
 import itertools
 import math

@@ -1,4 +1,7 @@
-"""Metrics in whole runs: a part of every evaluation, by which the best checkpoint is chosen and a run stops early."""
+"""Metrics in whole runs.
+
+Part of every evaluation, they choose the best checkpoint and stop a run early.
+"""
 
 import json
 import math
@@ -126,7 +129,7 @@ def test_other_trainers_measure_while_they_train(train, trainer):
 
 
 def shop(path):
-    """Rows of a recommender: what users like is what they liked before, and two of them like everything."""
+    """Rows of a recommender: users like what they liked before, and two of them like everything."""
     draw = random.Random(0)
     rows = []
     for number in range(96):

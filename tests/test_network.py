@@ -1,4 +1,7 @@
-"""Without a network: one question, one line for a wait, an answer in seconds, and no folder left behind."""
+"""Without a network.
+
+One question, one line of waiting, an answer in seconds, and no folder left behind.
+"""
 
 import os
 import re
@@ -185,7 +188,10 @@ def test_the_password_of_an_address_is_not_said(address, monkeypatch, capsys):
 
 @pytest.mark.skipif(not find_spec("bitsandbytes"), reason="bitsandbytes is not installed")
 def test_no_kernel_is_fetched_as_a_library_is_imported(monkeypatch):
-    """With the package kernels, bitsandbytes asks for code of the hub: a local place that is none stands for it."""
+    """With the package kernels, bitsandbytes asks the hub for code.
+
+    A local place without any stands in.
+    """
     monkeypatch.setattr(os, "environ", dict(os.environ))
     os.environ.pop("LOCAL_KERNELS", None)
     processes.prepare_environment()

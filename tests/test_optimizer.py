@@ -1,4 +1,4 @@
-"""Optimizers by target: which weights get which settings, with every trainer, and what is refused."""
+"""Optimizers by target: the settings of each weight, all trainers, and refusals."""
 
 import pickle
 from importlib.util import find_spec

@@ -16,7 +16,9 @@ ROWS = [[3, 1, 4, 1, 5, 9, 2], [6], [5, 3, 5, 8, 9]]
 
 
 def read(trunk, ids, **kwargs):
-    """The states of every token of some rows, and the gradient that their squares give the trunk."""
+    """The states of all tokens of some rows, and the gradient of the sum of their squares for the
+    trunk.
+    """
     trunk.zero_grad()
     hidden = last_hidden_states(
         trunk, torch.tensor(ids), torch.arange(sum(map(len, ids))), **kwargs

@@ -174,7 +174,7 @@ def take_step(kind: str, model, path: Path, config=None, **settings):
 
 
 def distance(log: dict) -> float:
-    """How far policy and reference are apart in the first step, by what the trainer logs."""
+    """The distance between policy and reference in the first step, as logged by the trainer."""
     names = ("rewards/margins", "rewards/chosen", "rewards/rejected", "kl", "objective/kl")
     figures = [abs(log[name]) for name in names if name in log]
     assert figures
@@ -557,7 +557,7 @@ def test_layers_that_there_are_not_and_other_slips_are_named_at_once(folder, tmp
 
 
 def match_shards(words: list[str]) -> None:
-    """In two processes: a reference in shards that was loaded from somewhere else becomes the policy."""
+    """In two processes, a sharded reference loaded from elsewhere becomes the policy."""
     from accelerate import PartialState
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

@@ -198,7 +198,9 @@ def test_running_statistics_are_those_of_all_scores():
 
 
 def test_what_counts_as_clipped_is_what_trl_counts(tmp_path):
-    """Where the clipped loss is the larger one, as in TRL 1.12's PPOTrainer; not all that went far."""
+    """Tokens whose clipped loss is the larger one, as in TRL 1.12's PPOTrainer, not all with a
+    large ratio.
+    """
     trainer = letter_trainer(tmp_path)
     rollout = rolled_out(trainer)
     set_advantages(trainer, rollout)
@@ -225,7 +227,9 @@ def test_what_counts_as_clipped_is_what_trl_counts(tmp_path):
 
 
 def test_no_figure_has_the_name_of_one_that_trl_computes_otherwise(tmp_path):
-    """TRL's entropy is that of the whole distribution, and its variance that of the means of micro-batches."""
+    """TRL's entropy is that of the whole distribution, its variance that of the means of micro-
+    batches.
+    """
     trainer = letter_trainer(tmp_path, max_steps=1)
     trainer.train()
     (line,) = logs_of(trainer)

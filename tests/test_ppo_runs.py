@@ -1,4 +1,4 @@
-"""PPO as people type it: the commands of the README and the issue, the seeds, and what cannot work."""
+"""PPO as people type it: the commands of the README, the seeds, and words that cannot work."""
 
 import pytest
 from safetensors.torch import load_file

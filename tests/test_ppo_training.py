@@ -1,4 +1,7 @@
-"""Whole trainings by PPO on the stock loop: resume, evaluation, saves, other processes, and that it learns."""
+"""Whole PPO trainings on the stock loop.
+
+Resume, evaluation, saving, several processes, and learning.
+"""
 
 import json
 from collections import Counter
@@ -176,7 +179,7 @@ def test_the_newest_checkpoint_is_found(tmp_path):
 
 
 def test_the_stock_checkpoint_is_what_the_module_takes(tmp_path):
-    """What resuming builds on: when this fails, transformers writes checkpoints in another way."""
+    """Resuming relies on this; if it fails, transformers writes checkpoints in another way."""
     trainer = build(tmp_path, "gpt_neox")
     trainer.save_model(str(tmp_path / "here"), _internal_call=True)
     state = load_file(tmp_path / "here" / "model.safetensors")
@@ -383,7 +386,8 @@ def without_clocks(line: dict) -> dict:
 
 
 def train_sides(words):
-    """Train with one joint adapter and without, in whole and in halves, as one of so many processes.
+    """Train as one of so many processes, with and without a joint adapter, in whole and half
+    minibatches.
 
     The group of processes is left to the end of the process: where DDP's reducer holds it last,
     torch takes it down with the lock of the interpreter in hand, for which a thread of gloo may

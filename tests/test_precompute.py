@@ -1,4 +1,7 @@
-"""A precomputed reference is found again by runs that may use it, and by no other; and it changes no weight."""
+"""A precomputed reference is reused by the runs that may use it, and by no other.
+
+It changes no weight.
+"""
 
 import shutil
 from pathlib import Path
@@ -28,7 +31,7 @@ def weights(runner, name):
 
 
 def computed(runner, name):
-    """How many runs had to compute the reference of the training rows themselves."""
+    """The number of runs that computed the reference of the training rows themselves."""
     logs = [(folder / "log.txt").read_text() for folder in runner.runs(name)]
     return sum(COMPUTED in log for log in logs)
 

@@ -1,4 +1,7 @@
-"""What a trained model answers: the same for a prompt whatever is beside it, written once, and continued exactly."""
+"""Answers of a trained model.
+
+Independent of the rows beside a prompt, written once, and continued exactly.
+"""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""What is shown is what is trained, and a training whose rows could not teach it does not start."""
+"""The preview shows what is trained, and a training whose rows cannot teach does not start."""
 
 import json
 import re
@@ -55,7 +55,10 @@ def tokenizer(chatml):
 
 
 def prepared(tokenizer, rows, limit=None, template=None):
-    """The rows as TRL prepares them for answers alone: ids, and labels where the template marks the assistant."""
+    """The rows as TRL prepares them for answers alone.
+
+    Ids, and labels if the template marks the assistant.
+    """
     made = []
     for row in rows:
         how = {"return_dict": True, "return_assistant_tokens_mask": True, "chat_template": template}
@@ -67,7 +70,7 @@ def prepared(tokenizer, rows, limit=None, template=None):
 
 
 def see(tokenizer, rows, made, collator=None, limit=None, **how):
-    """What the inspection sees of a trainer that has these rows, prepared like this, in batches of two."""
+    """The inspection of a trainer with these rows, prepared this way, in batches of two."""
     collate = collator or Tokens(pad_token_id=tokenizer.pad_token_id)
     trainer = SimpleNamespace(
         args=SimpleNamespace(max_length=limit),
@@ -471,7 +474,7 @@ def test_no_text_of_others_steers_the_terminal():
 
 
 class Reader(HTMLParser):
-    """What a page is made of."""
+    """Collects the parts of a page."""
 
     def __init__(self):
         super().__init__()

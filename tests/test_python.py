@@ -1,4 +1,7 @@
-"""The runner from Python: one short run, trained by a call in a thread, in a folder whose runner.py would hide us."""
+"""The runner called from Python.
+
+A short run, from a thread, in a folder whose runner.py would hide ours.
+"""
 
 import contextlib
 import io
@@ -61,7 +64,7 @@ def state_of_process():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The finished run, its words, what was printed, and the state of this process before and after."""
+    """The finished run, its words, its output, and the state of this process before and after."""
     folder = tmp_path_factory.mktemp("python")
     before = os.getcwd()
     (folder / "runner.py").write_text("raise AssertionError('it hides the package')")

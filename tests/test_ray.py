@@ -1,4 +1,6 @@
-"""The queue of Ray: what is submitted, what is left for later, what is said of an end; and Ray itself, if it is here.
+"""The queue on Ray: submissions, what is left for later, reports of an end.
+
+And Ray itself, if installed.
 
 All of it with Ray itself: ``tests/fault/ray_cluster.py``.
 """
@@ -28,7 +30,7 @@ LACKING = "ray is not installed (pip install 'ray>=2.40,<3')"
 
 
 class StandIn(SimpleNamespace):
-    """As much of Ray as a command asks: its nodes, and actors by their names, each with the error that ended it."""
+    """A stand-in for Ray: its nodes, and actors by name, each with the error that ended it."""
 
     def __init__(self, *nodes, installed=True):
         self.given, self.ends = {}, {}

@@ -1,4 +1,7 @@
-"""What a row says reaches the model, or it is refused, or told: roles, thoughts, calls, keys and weights of turns."""
+"""Everything that a row says reaches the model, or is refused or reported.
+
+Roles, thoughts, calls, keys, weights.
+"""
 
 import json
 
@@ -81,7 +84,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def preview(model, tmp_path, capsys):
-    """What the command prints of eight equal rows, without the marks below the tokens."""
+    """The output of the preview for eight equal rows, without the marks below the tokens."""
 
     def shown(turns, template, *words, code=0, verb=("preview",), trainer="sft", **columns):
         row = columns if turns is None else {"messages": turns, **columns}
@@ -101,7 +104,7 @@ def preview(model, tmp_path, capsys):
 # --- Every template, every text -------------------------------------------------------------------
 @pytest.mark.parametrize("name", TALKS)
 def test_no_template_loses_a_text_without_a_word(name):
-    """Of each family every text is in what it writes, or the row is refused, or it is said what is left out."""
+    """For each family, every text is rendered, or the row is refused, or the loss is reported."""
     tokenizer = tiny_tokenizer()
     turns = TALKS[name]
     tokenizer.bos_token = "<s>"

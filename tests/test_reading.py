@@ -1,4 +1,7 @@
-"""A reward model gives one score to a text, whoever reads it: that of transformers, which is given the text alone."""
+"""A reward model gives a text one score, whoever reads it.
+
+The score that transformers gives the text alone.
+"""
 
 import json
 from pathlib import Path
@@ -52,7 +55,7 @@ def folder(request, tmp_path_factory) -> Path:
 
 @torch.no_grad()
 def alone(folder: Path, texts: list[list[int]]) -> list[float]:
-    """What transformers says to each text alone."""
+    """The score that transformers gives to each text alone."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     return pytest.approx([model(torch.tensor([ids])).logits.item() for ids in texts], abs=1e-5)
 

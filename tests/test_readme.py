@@ -1,4 +1,7 @@
-"""The READMEs cannot lie: their commands compose, their tables agree with the code, the first screen is short."""
+"""The READMEs are true.
+
+Their commands compose, their tables agree with the code, the first screen is short.
+"""
 
 import ast
 import itertools

@@ -1,4 +1,7 @@
-"""Refusals of TRL's own constructors, known before anything is loaded: read from the source, and none is made up."""
+"""Refusals of TRL's own constructors, read from the source before anything is loaded.
+
+None is made up.
+"""
 
 import shlex
 

@@ -1,4 +1,4 @@
-"""A run's curves are drawn from what it logged, its page says what it is, and damage is told rather than met."""
+"""A run's curves show what it logged, its page is true, and damage is reported instead of raised."""
 
 import json
 

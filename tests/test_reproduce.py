@@ -1,4 +1,7 @@
-"""A run again: to the bit where everything is as it was, told where it is not, refused where the data has changed."""
+"""A run again.
+
+Equal to the bit if nothing changed, reported if something did, refused if the data did.
+"""
 
 import json
 import subprocess
@@ -134,7 +137,10 @@ def test_a_strangers_configuration_of_other_kinds_is_refused_by_what_uses_it(
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A git repository with two commits of one file, the first with an uncommitted change; gives the first's record."""
+    """A git repository with two commits of one file, the first with an uncommitted change.
+
+    Returns the first's record.
+    """
     monkeypatch.chdir(tmp_path)
     for variable in ("GIT_AUTHOR", "GIT_COMMITTER"):
         monkeypatch.setenv(f"{variable}_NAME", "x")

@@ -1,4 +1,4 @@
-"""Rewards: values by hand, texts and conversations alike, and reward models, refused unless they were trained."""
+"""Rewards: values by hand, texts and conversations alike, and reward models, refused if untrained."""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""Rewards as trainers ask them: what a wrong one gave is told with reward, row and prompt, and never becomes a zero."""
+"""Rewards as trainers call them.
+
+A wrong value is reported with reward, row and prompt, and never becomes zero.
+"""
 
 import asyncio
 import functools
@@ -268,7 +271,10 @@ def test_what_is_in_time_is_not_disturbed():
 
 
 def test_a_reward_leaves_the_training_as_it_was():
-    """Random numbers, autograd, dtype, the working folder and the terminal; its own numbers follow from the answers."""
+    """This covers random numbers, autograd, dtype, the working folder and the terminal.
+
+    Its own random numbers follow from the answers.
+    """
     drawn = []
 
     def careless(completions, **_):

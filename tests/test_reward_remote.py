@@ -1,4 +1,7 @@
-"""A reward over HTTP, by a server in this process: batches, retries, limits of time, and a token that stays put."""
+"""A reward over HTTP from a server in this process.
+
+Batches, retries, time limits, and a safe token.
+"""
 
 import http.server
 import json
@@ -14,7 +17,9 @@ TOKEN = "the-secret-of-this-test"
 
 
 class Judge(http.server.BaseHTTPRequestHandler):
-    """Gives the length of each completion, after whatever ``server.moods`` holds for the next requests."""
+    """Returns the length of each completion, after whatever ``server.moods`` holds for the next
+    requests.
+    """
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -1,4 +1,7 @@
-"""Rewards in whole runs: each kind, several at once, and those that go wrong told with reward, row and prompt."""
+"""Rewards in whole runs.
+
+Each kind, several at once, and failures reported with reward, row and prompt.
+"""
 
 import http.server
 import json

@@ -1,4 +1,4 @@
-"""Completions of several turns, between which tools answer: how they are sampled, and what PPO learns from them."""
+"""Completions of several turns with tools that answer between them: sampling, and what PPO learns."""
 
 import pytest
 import torch
@@ -36,7 +36,9 @@ def flat_model() -> object:
 
 
 def caller(calls: str = "abcdefghijk") -> object:
-    """A tokenizer in whose eyes a turn that begins with one of these letters calls ``look`` with what follows."""
+    """A tokenizer for which a turn that begins with one of these letters calls ``look`` with the
+    rest.
+    """
     tokenizer = letter_tokenizer()
     kind = type("Calling", (type(tokenizer),), {})
 
@@ -150,7 +152,9 @@ def test_coroutines_answer_as_functions_do_and_rounds_are_bounded():
 
 
 def test_each_turn_is_opened_with_the_arguments_of_its_row():
-    """Such as whether a model thinks, of which a template writes something at the begin of each turn."""
+    """Such as whether a model thinks, for which a template writes something at the beginning of
+    each turn.
+    """
     rows = [row | {"chat_template_kwargs": {"opened": "p"}} for row in ROWS]
     for episode in play(Agent([look]), rows):
         ids = [*episode.prompt_ids, *episode.token_ids]
@@ -214,7 +218,10 @@ def test_each_episode_has_an_environment_of_its_own_which_a_row_may_name():
 
 
 def test_advantages_of_two_turns_are_those_worked_out_by_hand():
-    """Tokens of a tool are no actions: the state after the last token of a turn is valued before the next own token."""
+    """Tokens of a tool are no actions.
+
+    The state after a turn's last token is valued before the policy's next token.
+    """
     own_tokens = [True, True, False, False, True]
     rollout = Rollout(
         [{}],

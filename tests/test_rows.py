@@ -62,7 +62,9 @@ def write(path: Path, rows) -> Path:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The working folder, with rows of three layouts, a prompt, a template, and an option that names sets."""
+    """The working folder, with rows of three layouts, a prompt, a template, and an option that
+    names sets.
+    """
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "asked.jsonl", ASKED)
     write(tmp_path / "pairs.jsonl", pairs())
@@ -180,7 +182,7 @@ def test_a_slip_is_found_before_anything_loads(folder, capsys, words, where, mes
 
 
 def test_a_set_is_asked_for_by_any_name(folder, capsys):
-    """Where the words of a verb are quoted for Hydra, its own options are not."""
+    """The words of a verb are quoted for Hydra; its own options are not."""
     options, _, faults = split_options(expand(["set=法"], {}), options_of("predict"), "predict")
     assert options == {"set": "法"}
     assert not faults

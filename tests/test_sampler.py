@@ -1,4 +1,7 @@
-"""Sampling: every engine draws from softmax(logits / temperature), and says what it drew with which probability."""
+"""Sampling.
+
+Every engine draws from softmax(logits / temperature) and reports the probability of each draw.
+"""
 
 import math
 
@@ -80,7 +83,10 @@ def test_the_ends_of_the_noise_draw_no_impossible_token(end):
 
 
 def test_of_150000_words_each_is_drawn_as_often_as_its_share_says():
-    """Float32 cannot: neither its sums nor its 24 bits of noise tell words apart of which each has a millionth."""
+    """Float32 cannot do it.
+
+    Its sums and 24 bits of noise cannot tell words with a millionth of the mass apart.
+    """
     words = torch.arange(100_003, 150_000, 1_999)
     logits = -torch.log1p(torch.arange(150_000.0)).expand(len(words), -1)
     ends = logits[0].double().softmax(-1).cumsum(-1)
@@ -207,7 +213,7 @@ def test_the_steps_of_a_graph_draw_what_the_loop_draws(kind, stops):
 
 
 class Caching(torch.nn.Module):
-    """A module that makes a table in its first pass and keeps it, as models do with the angles of positions."""
+    """A module that builds a table in its first pass and keeps it, as models do with rotary angles."""
 
     def __init__(self, inner):
         super().__init__()

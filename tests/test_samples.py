@@ -1,4 +1,4 @@
-"""Samples are of the same prompts each time, each step once, and leave the training as it would have been."""
+"""Samples have the same prompts each time, come once a step, and leave the training unchanged."""
 
 import json
 import signal

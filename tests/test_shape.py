@@ -71,7 +71,7 @@ def where(path: Path, node: ast.AST) -> str:
 
 
 def imports(path: Path) -> set[str]:
-    """The rooms of the package that a file imports anywhere in it, by a statement or by a name in a text."""
+    """The rooms of the package that a file imports anywhere, by a statement or by a name in a text."""
     rooms = set()
     for node in ast.walk(trees()[path]):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "runner":
@@ -115,7 +115,7 @@ def graph() -> dict[str, set[str]]:
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    """A module of another package runs the ``__init__`` of that first, which may import in its turn."""
+    """Importing a module of a package runs its ``__init__`` first, which may import in turn."""
     loaded = {module: set(imported) for module, imported in graph().items()}
     for module, circular in loaded.items():
         for parts in [target.split(".") for target in circular]:
@@ -197,7 +197,7 @@ def longest_import_chain() -> list[str]:
 
 
 def private_functions_with_one_caller() -> list[str]:
-    """Functions, methods and functions inside of functions that only their own file can use, and that it uses once."""
+    """Private functions, methods and inner functions that are used once in their file."""
     names = []
     for path, tree in trees().items():
         used = collections.Counter(
@@ -220,7 +220,9 @@ def private_functions_with_one_caller() -> list[str]:
 
 
 def public_names_defined_twice() -> list[str]:
-    """Functions and classes of one name in several modules; each verb has a ``main``, and functions of its own."""
+    """Functions and classes with one name in several modules, apart from the verbs' ``main`` and
+    their own functions.
+    """
     homes = collections.defaultdict(list)
     for path, tree in trees().items():
         for node in tree.body if room_of(path) != "command" else ():
@@ -510,7 +512,7 @@ def test_the_types_are_right(tmp_path):
 
 
 def test_no_file_of_the_package_is_ignored():
-    """What git ignores is left out of a wheel, and of what ruff looks at."""
+    """A wheel leaves out what git ignores, and so does ruff."""
     names = [str(path.relative_to(ROOT)) for path in FILES]
     done = subprocess.run(
         ["git", "check-ignore", "--no-index", *names], cwd=ROOT, capture_output=True, text=True

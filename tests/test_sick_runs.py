@@ -1,4 +1,4 @@
-"""A part of ``fault/sick``: sick runs stop within five steps and keep their last good checkpoint, healthy ones end."""
+"""Sick runs stop within five steps and keep their last good checkpoint: a part of ``fault/sick``."""
 
 import re
 import sys

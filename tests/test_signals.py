@@ -1,4 +1,7 @@
-"""Asked to stop in whatever it is doing, a run saves its step and goes on: a part of ``tests/fault/signals.py``."""
+"""Stopped in any phase, a run saves its step and goes on later.
+
+A part of ``tests/fault/signals.py``.
+"""
 
 import os
 import random
@@ -51,7 +54,10 @@ def test_the_second_signal_is_not_waited_with():
 
 
 def test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it(tmp_path, monkeypatch):
-    """As under submitit, whose handler requeues the job and leaves; a scheduler tells the trainer as well."""
+    """As under submitit, whose handler requeues the job and leaves.
+
+    A scheduler notifies the trainer, too.
+    """
     monkeypatch.chdir(tmp_path)
     driver, begun = os.getpid(), tmp_path / "begun"
     (composed,) = compose_runs(["trainer=sft"])

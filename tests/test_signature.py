@@ -124,7 +124,7 @@ def test_types_of_a_trainer_config():
     "name", ["trl.trainer.dpo_trainer", "transformers.trainer", "transformers.training_args"]
 )
 def test_what_is_left_out_of_methods_is_no_argument_and_no_line(name):
-    """Of most methods only the head is parsed; all other statements, and the lines of each, are those of the file."""
+    """Only the head of most methods is parsed; all other statements keep the lines of the file."""
 
     def outline(tree):
         for node in ast.walk(tree):
@@ -555,7 +555,10 @@ def _plain(value):
 
 
 def test_the_statements_of_this_python_are_known():
-    """A new Python may bring one that binds names: then say here that it is not followed, or follow it."""
+    """A new Python may bring a statement that binds names.
+
+    Say here that it is not followed, or follow it.
+    """
     followed = (
         "ClassDef FunctionDef AsyncFunctionDef Import ImportFrom Assign AnnAssign If Try With"
     )

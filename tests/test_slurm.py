@@ -1,4 +1,7 @@
-"""``launcher=slurm``: what is submitted, once and no more; on a stand-in of its commands, and once on Slurm itself."""
+"""``launcher=slurm`` submits each run once.
+
+On a stand-in for its commands, and once on Slurm itself.
+"""
 
 import os
 import re
@@ -49,7 +52,9 @@ class Cluster:
         return [*WORDS, f"launcher.python={self.python}", *words, *(() if named else ("name=one",))]
 
     def start(self, *words: str, **settings) -> subprocess.Popen:
-        """The command in a process of its own, which hears SIGHUP also where the tests run under nohup."""
+        """Start the command in a process of its own that hears SIGHUP even if the tests run under
+        nohup.
+        """
         command = [sys.executable, "-m", "runner", *self.words(*words)]
         heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
         return subprocess.Popen(
@@ -67,7 +72,7 @@ class Cluster:
 
     @property
     def jobs(self) -> list[str]:
-        """What is in the queue."""
+        """The jobs in the queue."""
         return [path.name for path in (self.folder / "queue").glob("*_*") if not path.suffix]
 
 

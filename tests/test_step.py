@@ -1,4 +1,7 @@
-"""Steps of ``dataset.map``: what they make of rows, that they are cached by content, and that faults name the row."""
+"""Steps of ``dataset.map``.
+
+Their effect on rows, the cache by content, and faults that name the row.
+"""
 
 import functools
 import json

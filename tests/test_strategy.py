@@ -1,4 +1,7 @@
-"""Models that are spread over processes: refused where they cannot be, and whole in ``model/`` where they can."""
+"""Models spread over processes.
+
+Refused where they cannot be, and saved whole in ``model/`` where they can.
+"""
 
 import copy
 import os
@@ -113,7 +116,7 @@ def test_a_model_is_not_said_to_be_sharded_where_it_cannot_be(
 
 
 def test_accelerate_shards_no_model_on_a_cpu_unless_it_takes_it_for_a_gpu(monkeypatch):
-    """Where this fails accelerate has changed, and the refusals or the exception for these tests may go."""
+    """If this fails, accelerate has changed; the refusals or the exception for these tests may go."""
     import torch
     from accelerate import DistributedType, PartialState
     from accelerate.state import AcceleratorState
@@ -261,7 +264,10 @@ def test_only_the_first_process_of_a_machine_holds_the_weights_that_it_hands_out
 
 
 class OfOneProcess:
-    """As much of a trainer as saves a model; each process writes a file, and the first one is late."""
+    """The part of a trainer that saves a model.
+
+    Each process writes a file, and the first one is late.
+    """
 
     def __init__(self, rank: int, model, meet, lost=()):
         self.rank, self.model, self.lost = rank, model, lost
@@ -482,7 +488,10 @@ def test_a_run_whose_layers_are_split_does_not_go_on_from_its_checkpoint(
 
 
 def test_what_zero_3_has_in_shares_is_whole_while_it_is_compared_and_saved(tiny, monkeypatch):
-    """With a stand-in for DeepSpeed, whose shares have no rows; the library was tried by two processes on a CPU."""
+    """Uses a stand-in for DeepSpeed, whose shares have no rows.
+
+    The library itself was tried by hand on a CPU.
+    """
     import sys
     from contextlib import contextmanager
 

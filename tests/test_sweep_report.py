@@ -1,4 +1,4 @@
-"""Runs of one name side by side: the numbers are right, every state is shown, and no folder breaks the page."""
+"""Runs of one name side by side: right numbers, every state, and no folder that breaks the page."""
 
 import csv
 import html
@@ -476,7 +476,9 @@ BAD = "<script>alert(1)</script>"
 
 @pytest.fixture(scope="module")
 def partial(tmp_path_factory) -> Path:
-    """A group with a run in every state, with every kind of damage, and with markup wherever a user's words can be."""
+    """A group with a run in every state, every kind of damage, and markup wherever a user's text
+    can be.
+    """
     bad = {"model": {"path": BAD}, "dataset": {"path": f"{BAD}&"}}
     group = lay_sweep(tmp_path_factory.mktemp("outputs") / "partial<b>", SEEDS, logged=True, **bad)
     samples = [{"step": step, "prompt": BAD, "completion": f"{BAD}{step}"} for step in (0, 4)]
@@ -692,7 +694,7 @@ def test_a_picture_in_a_page_says_what_its_axes_say(tmp_path):
 
 
 def lay_curves(group: Path, **curves: list) -> dict:
-    """The pictures of runs that logged these values, by the steps in which they lie a tenth apart."""
+    """The plots of runs that logged these values, one tenth of the training apart."""
     for name, values in curves.items():
         lines = [{"step": 10 * step, "eval_exact": value} for step, value in enumerate(values)]
         lay_run(group / name, after={"eval_exact": values[-1]}, lines=lines, kl_coef=name)

@@ -1,4 +1,4 @@
-"""What a terminal shows: a bar that fits, colours unless they are refused; and what it said is in the log."""
+"""The terminal shows a bar that fits and colours unless they are refused; its text is in the log."""
 
 import fcntl
 import os
@@ -31,7 +31,7 @@ FEW += ("dataset.limit.train=64", "dataset.limit.eval=8")
 
 @pytest.fixture
 def look(tmp_path, monkeypatch):
-    """What the command shows on a terminal of 80 columns, and its exit code."""
+    """The command's output on a terminal of 80 columns, and its exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -109,7 +109,9 @@ def test_the_heading_of_an_error_is_red_unless_colours_are_refused(look, monkeyp
 
 
 def finished(*words):
-    """A finished run of these words, whose model is the shipped one, with another head, or an adapter of it."""
+    """A finished run with these words, whose model is the shipped one with another head, or an
+    adapter for it.
+    """
     (composed,) = compose_runs([*words, "name=mine", "dataset.limit.train=100"])
     run = open_run(composed.cfg, composed.overrides, composed.command, composed.choices)
     tiny = "runner://model/tiny"

@@ -1,4 +1,7 @@
-"""The shipped tasks: rows, tokenizer and base model are what their generators make, and fit each other."""
+"""The shipped tasks.
+
+Rows, tokenizer and base model are what their generators make, and fit each other.
+"""
 
 import json
 from functools import cache
@@ -93,7 +96,7 @@ def test_the_shipped_tokenizer_is_what_the_rows_make(tmp_path):
 
 
 def test_the_tokenizer_loads_as_it_was_made():
-    """Some architectures of transformers put their own rules of splitting in place of those in tokenizer.json."""
+    """Some architectures of transformers replace the pre-tokenizer in tokenizer.json by their own."""
     texts = ["Sort these digits: 7 3 9 1", "It's GREAT,  isn't it?\n\n 2026", "Grüße, 漢字"]
     loaded = AutoTokenizer.from_pretrained(TINY)
     made = PreTrainedTokenizerFast.from_pretrained(TINY)

@@ -82,7 +82,7 @@ def test_layers_are_trained_whole_beside_an_adapter():
 def test_layers_that_are_more_than_linear_are_left_alone_by_an_adapter_of_all_linear_ones(
     kind, tmp_path
 ):
-    """A router gives two tensors; Falcon's layers have a class of their own and are linear all the same."""
+    """A router returns two tensors; Falcon's layers have a class of their own but are linear."""
     sizes = {
         "hidden_size": 16,
         "intermediate_size": 32,
@@ -207,7 +207,7 @@ def test_a_tuner_of_ones_own_changes_the_model_or_gives_an_adapter(mine):
 
 @pytest.mark.slow
 def test_a_tuner_saves_and_loads_what_it_has_put_on_the_model_by_itself(train, capsys, monkeypatch):
-    """Its own files are the model; a run that goes on, evaluations and exports of it have the same weights."""
+    """Its own files are the model; resumed runs, evaluations and exports have the same weights."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "example_project"))
     words = (
         "peft._target_=my_lab.tuner.Scales",

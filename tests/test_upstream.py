@@ -1,4 +1,4 @@
-"""The names of TRL and transformers that we rely on stand in one module, and are still those of the installed ones."""
+"""All names of TRL and transformers that we rely on stand in one module and still exist."""
 
 import ast
 import itertools
@@ -77,7 +77,9 @@ def constructor_arguments() -> set[str]:
 
 
 def texts() -> list[tuple[str, str]]:
-    """Each text in our Python with its file and line; not docstrings, and not the texts of importers."""
+    """Each text in our Python with its file and line, without docstrings and the texts of
+    importers.
+    """
     literals = []
     for path in sorted(PACKAGE.rglob("*.py")):
         if (
@@ -170,13 +172,16 @@ def test_each_name_of_upstream_in_our_python_is_declared():
 
 
 def fields_in(text: str) -> list[tuple[str, int]]:
-    """The names of fields of a trainer's arguments in a source, with their lines: read from it, typed, or a target."""
+    """The fields of trainer arguments named in a source, with their lines.
+
+    Read, typed, or a target.
+    """
     named = re.finditer(r"(?:\btrainer\.args\.|\{ARGS\}|\bargs\.)([a-z]\w+)\b(?!\w*[(\\])", text)
     return [(match[1], text[: match.start()].count("\n") + 1) for match in named]
 
 
 def test_a_field_that_is_read_or_told_to_type_is_one():
-    """Attributes of arguments, messages, options of ``conf`` and targets of importers: a renamed one is listed here."""
+    """A renamed attribute, message, option of ``conf`` or target of an importer is listed here."""
     from transformers import TrainingArguments
 
     from runner.ppo import PPOConfig

@@ -1,4 +1,4 @@
-"""Values that spoil a training in silence are refused: out of range, of no name, or read by nothing."""
+"""Values that silently spoil a training are refused: out of range, of unknown names, or never read."""
 
 import itertools
 import json

@@ -1,4 +1,7 @@
-"""Pages are served while runs train: to whoever has the address, on this machine, and nothing is written for it."""
+"""Pages are served while runs train, to whoever has the address, on this machine.
+
+Nothing is written.
+"""
 
 import base64
 import hashlib
@@ -42,7 +45,10 @@ def root(tmp_path):
 
 
 def ask(server, path: str, method: str = "GET", **headers) -> tuple[int, str, dict]:
-    """The status, text and headers of an answer; ``path`` is what follows the token, or begins with a slash."""
+    """Status, text and headers of an answer.
+
+    ``path`` is what follows the token, or begins with a slash.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
     url_path = path if path.startswith("/") else urlsplit(server.address).path + path
     connection.request(

@@ -1,4 +1,7 @@
-"""Weights of tokens: rules, where messages stand in what a template writes, losses by hand, and what is refused."""
+"""Weights of tokens.
+
+Rules, the places of messages in a template's text, losses by hand, and refusals.
+"""
 
 import copy
 import json
@@ -143,7 +146,9 @@ def test_rules_multiply(tokenizer):
 
 @pytest.fixture(scope="module")
 def bytewise():
-    """A byte-level BPE as Qwen has one, whose tokens carry the blank before a word and cut it where they like."""
+    """A byte-level BPE like Qwen's, whose tokens carry the blank before a word and cut words
+    anywhere.
+    """
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
@@ -350,7 +355,9 @@ DIGITS = ("weight=pattern", "weight.pattern='[0-9]+'", "weight.weight=3", "weigh
 
 @pytest.fixture
 def laid_out(tmp_path, monkeypatch):
-    """The parts of a run that nobody trains, and its first batch, with a policy that is not its reference."""
+    """The components of an untrained run, and its first batch, with a policy that differs from its
+    reference.
+    """
     from runner.launch.compose.stages import compose_runs
     from runner.launch.signals import Stop
     from runner.training.components import build_components
@@ -383,7 +390,7 @@ def logps(model, ids, mask):
 
 
 def expected_weights(trainer, ids, mask):
-    """3 for a token with a digit that the assistant says, else 0.5; read from the tokens, without any template."""
+    """3 for an assistant token with a digit, else 0.5; read from the tokens, without any template."""
     words = [[trainer.processing_class.decode(token) for token in row] for row in ids]
     weights = torch.zeros(ids.shape, dtype=torch.float64)
     for row, sequence in enumerate(words):
@@ -578,7 +585,7 @@ def test_weights_of_one_change_no_bit(train, words):
 
 @pytest.mark.slow
 def test_answers_only_is_what_the_trainer_masks(train, tmp_path):
-    """The rule and TRL's own mask, from a template that marks answers: the same training, bit for bit."""
+    """The rule and TRL's own mask, from a template that marks answers, train the same, bit for bit."""
     rows = [{"messages": [{"role": "user", "content": f"{n} 3"}, {"role": "assistant", "content": f"3 {n}"}] * 2}
             for n in range(10)]  # fmt: skip
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -1,4 +1,7 @@
-"""Where a value comes from: file and line, word, the runner, or the installed source; and what it overrode."""
+"""The origin of a value: file and line, typed word, the runner, or the installed source.
+
+And what it overrode.
+"""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What people type who come from elsewhere is answered with the words that work, and those words are typed here."""
+"""Words of other tools are answered with ours, and the answers are typed here."""
 
 import re
 import shlex
@@ -38,7 +38,7 @@ VALUES = {
 
 
 def answers(capsys, *words):
-    """What the command answers: what to type, by where; all of it fits its screen."""
+    """The command's answers, what to type by where; all of it fits the screen."""
     assert main(words) == 2
     err = capsys.readouterr().err
     beats = re.findall(

@@ -1,4 +1,5 @@
-"""The checked-in experiments on one CUDA card at their real sizes: tokens per second and peak memory, beside plain TRL.
+"""Tokens per second and peak memory of the checked-in experiments on one CUDA card, beside plain
+TRL.
 
 The models are Qwen2.5-0.5B and Pythia 1B in bfloat16 files, with random weights and the tokenizer
 of the tiny model; rows are as long as the experiments' own. Each case is the public command in a
@@ -222,7 +223,10 @@ def measure(
 
 
 def run_apart(words: list[str], tiny: bool) -> str:
-    """The last line that a Python with these words prints; nothing where it failed, and then its end is shown."""
+    """The last line printed by a Python with these words.
+
+    If it fails, an empty text, and the end of its output is shown.
+    """
     settings = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"} | (
         {"CUDA_VISIBLE_DEVICES": ""} if tiny else {}
     )

@@ -1,4 +1,6 @@
-"""Rows and references beside a plain TRL script: what a second start finds again, and what a million rows cost.
+"""Rows and references beside a plain TRL script.
+
+What a second start reuses, what a million rows cost.
 
     reference   a DPO step without the reference's pass; the losses; a second run, which finds the log-probabilities
     tokens      a second start with another learning rate, which finds the tokens; SFT and DPO
@@ -77,7 +79,10 @@ class Meter(TrainerCallback):
 
 @dataclass
 class Spent:
-    """CPU and wall seconds of a command, and the peak of its memory in MB: resident, and its own."""
+    """CPU and wall seconds of a command, and its peak memory in MB.
+
+    Resident, and without mapped files.
+    """
 
     cpu: float
     wall: float
@@ -213,7 +218,9 @@ def table(title: str, head: str, lines: list[str]) -> None:
 
 
 def reference(bench: Bench, chosen: argparse.Namespace) -> None:
-    """Two epochs of DPO on a model whose passes, and not the trainer around them, are what a step costs."""
+    """Two epochs of DPO on a model whose forward and backward passes, not the trainer around them,
+    dominate a step.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     config = AutoConfig.from_pretrained(TINY)
@@ -314,7 +321,9 @@ def rows(bench: Bench, chosen: argparse.Namespace) -> None:
 
 
 def stream(bench: Bench, chosen: argparse.Namespace) -> None:
-    """Kill a run on streamed rows behind a checkpoint, go on, and compare with one that was not killed."""
+    """Kill a run on streamed rows after a checkpoint, resume it, and compare it with an undisturbed
+    one.
+    """
     lines = []
     for name, words, more in sources(bench):
         out = {}

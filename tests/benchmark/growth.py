@@ -1,4 +1,6 @@
-"""CPU seconds against size: rows, their length, runs of a report and jobs of a sweep; linear where it should be.
+"""CPU seconds over size for rows, row length, runs in a report and jobs in a sweep.
+
+They should grow linearly.
 
 run: python tests/benchmark/growth.py                        every axis: a table, and nothing is
 written
@@ -125,7 +127,9 @@ def measure(words: list[str], folder: Path) -> float:
 
 
 def exponent(sizes: tuple[int, ...], seconds: list[float]) -> float:
-    """The slope of the line through the logarithms of what grows: from the first size on, without its seconds."""
+    """The slope of the line through the logarithms of the sizes and of the seconds above those of
+    the first size.
+    """
     grown = [
         (size - sizes[0], above - seconds[0])
         for size, above in zip(sizes[1:], seconds[1:], strict=True)

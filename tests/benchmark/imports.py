@@ -1,4 +1,6 @@
-"""``import`` on all example files of Axolotl, LLaMA-Factory, ms-swift and TRL: what becomes of each file and each key.
+"""``import`` on all example files of Axolotl, LLaMA-Factory, ms-swift and TRL.
+
+The fate of each file and key.
 
 Of TRL the files are its YAML examples, and every command in its documentation, its examples and its
 own scripts. Each file is imported from the root of its clone, as its authors run it, and then
@@ -51,7 +53,9 @@ COMMAND = re.compile(
 
 @dataclass
 class Outcome:
-    """A file with its exit code, what a dry run or the refusal says, and the number of its keys of each kind."""
+    """A file with its exit code, the words of the dry run or the refusal, and the number of its
+    keys of each kind.
+    """
 
     name: str
     code: int
@@ -60,7 +64,9 @@ class Outcome:
 
 
 def commands_of(clone: Path) -> Iterator[tuple[str, str]]:
-    """The commands of TRL's documents that start a script or a verb of its own, with a name for each."""
+    """The commands in TRL's documents that start a script or one of its verbs, with a name for
+    each.
+    """
     for path in sorted(set().union(*map(clone.glob, DOCUMENTS))):
         lines = iter(path.read_text(encoding="utf-8").splitlines())
         for number, line in enumerate(lines):

@@ -1,4 +1,5 @@
-"""CPU seconds and memory of what looks at many runs, at several sizes, and how they grow: 10 times the runs, 10 times.
+"""CPU seconds and memory of the commands that look at many runs, at several sizes, and how they
+grow.
 
 run: python tests/benchmark/many_runs.py 1000 10000            the plan of a sweep, its skip check,
 reports, the listing

@@ -1,4 +1,4 @@
-"""CPU seconds of the runner beside a plain TRL script and TRL's own command, for the same work on the tiny model.
+"""CPU seconds of the runner beside a plain TRL script and TRL's own command, for the same work.
 
 startup   what only composes and checks, beside a bare Hydra application run       one run of SFT
 and of DPO: ours with held-out scores of 100 rows before and after, a sealed checkpoint, curves
@@ -112,7 +112,10 @@ class Measure:
             (folder / rows / "train.jsonl").write_text("".join(lines), encoding="utf-8")
 
     def cost(self, commands: Sequence[Sequence[object]], *, fails: bool = False) -> float:
-        """CPU seconds of these commands one after the other, none of which finds what another has left."""
+        """CPU seconds of these commands one after the other.
+
+        None of them finds what an earlier one wrote.
+        """
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -257,7 +260,7 @@ def measure_sweep(values: int) -> Callable[[Measure], None]:
 def sides_of(
     kind: str, steps: int, batch: int, folder: Path, *, logs: bool = False
 ) -> dict[str, list[list[object]]]:
-    """The command of each side; of ours with no evaluation where only the steps count, which ``logs`` says."""
+    """The command of each side; ours evaluates nothing if ``logs`` says that only the steps count."""
     command = [*ours(kind, steps, batch), "learning_rate=1e-4", "output_root=made"]
     command += ["metric=none", "dataset.split.eval=null"] if logs else ["dataset.limit.eval=100"]
     script = [

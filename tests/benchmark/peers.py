@@ -1,4 +1,4 @@
-"""CPU seconds of ours beside a plain TRL script, TRL's command, LLaMA-Factory and ms-swift, for the same work.
+"""CPU seconds of ours beside a plain TRL script, TRL's command, LLaMA-Factory and ms-swift.
 
 Each is called by its public command: ours once with all that it does by default beside the steps
 (held-out scores of 100 rows before and after, curves, a manifest with the hashes of what it wrote),
@@ -97,7 +97,7 @@ def main() -> None:
 def compare(
     measure: Measure, sides: list[Side], kind: str, chosen: argparse.Namespace
 ) -> list[str]:
-    """The cells of each side, which is measured in turn with the others; of one that fails its last words."""
+    """The cells of each side, measured in turns; for one that fails, its last words."""
     costs: list[list[float]] = [[] for _ in sides]
     whys, losses = [side.why for side in sides], [""] * len(sides)
     for number, side in [*enumerate(sides)] * chosen.repeats:

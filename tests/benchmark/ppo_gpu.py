@@ -1,4 +1,5 @@
-"""PPO in bf16 on one CUDA card, with the architecture of pythia-1b, ours beside TRL 1.12.0's PPOTrainer.
+"""PPO in bf16 on one CUDA card with the architecture of pythia-1b, ours beside TRL 1.12.0's
+PPOTrainer.
 
 GPT-NeoX with 16 layers of width 2048 and 50304 words; the weights are random, but the logits of an
 eighth of the words rise and fall together, as those of related words do in a trained model, and the

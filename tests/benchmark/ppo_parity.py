@@ -1,4 +1,5 @@
-"""The learning curve of our PPO beside that of TRL 1.12.0's PPOTrainer, on one toy, over several seeds.
+"""The learning curve of our PPO beside that of TRL 1.12.0's PPOTrainer, on one toy with several
+seeds.
 
 The policy is a small GPT-NeoX that was first taught a made-up language (a Markov chain over words);
 the reward is the share of target words among the 16 words that it writes. Both sides start from the
@@ -114,7 +115,9 @@ def learn(setup: Setup, folder: Path, seeds: int, updates: int) -> dict[str, lis
 
 
 def write_toy(folder: Path) -> None:
-    """Fill the folder with a policy that speaks the made-up language, a critic on the same trunk, and prompts in it."""
+    """Fill the folder with a policy that speaks the made-up language, a critic on the same trunk,
+    and prompts.
+    """
     import torch
     from transformers import GPTNeoXForCausalLM, GPTNeoXForSequenceClassification
 
@@ -136,7 +139,9 @@ def write_toy(folder: Path) -> None:
 
 
 def speak(followers: dict[int, list[int]], length: int, draw: random.Random) -> list[int]:
-    """A text of the made-up language, in which a word's first followers are the more frequent ones."""
+    """A text of the made-up language, in which the first followers of a word are the more frequent
+    ones.
+    """
     text = [draw.choice(list(followers))]
     while len(text) < length:
         text += draw.choices(followers[text[-1]], weights=range(NEIGHBOURS, 0, -1))
@@ -210,7 +215,10 @@ def spread(values: Sequence[float]) -> float:
 
 
 def draw(curves: dict[str, dict[str, list[Result]]], path: Path) -> None:
-    """A panel per setup: the mean score of each update over the seeds, and a band of one standard deviation."""
+    """Draw a panel per setup.
+
+    The mean score of each update over the seeds, with a band of one standard deviation.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -46,7 +46,10 @@ STEADY = 10.0  # how far the steady direction of a final norm stands above what 
 
 @dataclass(frozen=True)
 class Training:
-    """All that the process of one training is told; the same for both sides but for ``side`` and ``critic``."""
+    """Everything that the process of one training needs to know.
+
+    The sides differ in ``side`` and ``critic`` alone.
+    """
 
     side: str  # "ours" or "trl"
     models: str  # a folder that write_models, or a script's own writer, has filled
@@ -70,7 +73,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Result:
-    """What one training took, and what it logged."""
+    """The cost of one training and the lines that it logged."""
 
     cpu_seconds: float
     # above what was there before the models were loaded, without the code of libraries
@@ -92,7 +95,8 @@ def trl_python() -> Path:
 
 
 def python_with(name: str, wanted: Sequence[str], without: Sequence[str] = ()) -> Path:
-    """The interpreter of an environment with these packages, made at first use and kept under ``~/.cache``.
+    """The interpreter of an environment with these packages, made at first use and kept under
+    ``~/.cache``.
 
     Those ``without`` which it is to be are taken out again. Raises CalledProcessError where it
     cannot be installed.
@@ -142,7 +146,10 @@ class Models:
 
 
 def write_models(folder: Path, models: Models) -> None:
-    """Fill the folder with policy, critic, reward model, tokenizer and prompts; every weight is random and seeded."""
+    """Fill the folder with policy, critic, reward model, tokenizer and prompts.
+
+    All weights are random and seeded.
+    """
     import torch
     from transformers import GPTNeoXForCausalLM, GPTNeoXForSequenceClassification
 
@@ -176,7 +183,8 @@ def neox_config(models: Models) -> Any:
 
 
 def lean_to_stop(policy: PreTrainedModel, mean_response: int | None) -> None:
-    """Make the stop token about as likely at every place, so that lengths are geometric with this mean; or impossible.
+    """Make the stop token about equally likely everywhere, so that lengths are geometric with this
+    mean, or never.
 
     A direction of the final norm that no text moves much is read by the stop token's row alone.
     """
@@ -191,7 +199,9 @@ def lean_to_stop(policy: PreTrainedModel, mean_response: int | None) -> None:
 
 
 def lean_together(policy: PreTrainedModel, words: int, strength: float) -> None:
-    """Let the logits of these first words rise and fall together, as those of related words do in a trained model."""
+    """Let the logits of the first words rise and fall together, as those of related words do in a
+    trained model.
+    """
     import torch
 
     head = policy.get_output_embeddings().weight
@@ -242,7 +252,9 @@ def write_prompts(folder: Path, prompts: list[list[int]]) -> None:
 
 
 def write_apart(writer: Callable[..., None], folder: Path, *args: Any) -> None:
-    """Fill a folder in a process of its own: a process starts with its parent's peak memory as its own."""
+    """Fill a folder in a process of its own, because a process starts with the peak memory of its
+    parent.
+    """
     folder.mkdir(parents=True)
     process = multiprocessing.get_context("spawn").Process(target=writer, args=(folder, *args))
     process.start()
@@ -252,7 +264,10 @@ def write_apart(writer: Callable[..., None], folder: Path, *args: Any) -> None:
 
 
 def run_apart(training: Training, baton: socket.socket | None = None) -> Result:
-    """Train in a process of its own, in the environment of its side; with a baton, in turn with the other's holder."""
+    """Train in a process of its own, in the environment of its side.
+
+    With a baton, in turns with the other side.
+    """
     python = trl_python() if training.side == "trl" else sys.executable
     threads = {"OMP_NUM_THREADS": "1"} if training.device == "cpu" else {}
     settings = os.environ | threads | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -282,7 +297,7 @@ def run_apart(training: Training, baton: socket.socket | None = None) -> Result:
 
 
 def run_both(training: Training, repeats: int) -> dict[str, list[Result]]:
-    """Train on both sides at once, one update of ours, one of TRL's, ...; each repeat draws with another seed.
+    """Train on both sides at once, in turns, update by update; each repeat has another seed.
 
     A machine that is slow for a minute is slow for both.
     """
@@ -340,7 +355,7 @@ def resident_bytes() -> int:
 
 
 def code_bytes() -> int:
-    """Resident pages of files, which are the code of libraries; 0 where the system does not tell."""
+    """Resident file pages, which hold the code of libraries; 0 if the system does not tell."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssFile"))
@@ -504,7 +519,9 @@ def build_share(targets: int) -> Callable[..., list[float]]:
 
 
 def build_share_module(targets: int, response_length: int) -> torch.nn.Module:
-    """The same reward as TRL wants it: a "transformer" under ``base_model_prefix``, and ``score`` of its last states.
+    """The same reward in TRL's form.
+
+    A "transformer" under ``base_model_prefix``, and ``score`` of its last states.
 
     The states are the ids themselves; the score of a place is the share of targets among the
     ``response_length`` tokens that end there, and TRL reads it at the last one.

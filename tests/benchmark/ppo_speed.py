@@ -37,7 +37,7 @@ PHASES = ("time/rollout", "time/score", "time/update")
 
 @dataclass(frozen=True)
 class Shape:
-    """What a run looks like; responses that stop end after a quarter of the limit on average."""
+    """The shape of a run; responses that stop do so after a quarter of the limit on average."""
 
     prompts: tuple[int, int]
     response: int
@@ -157,7 +157,7 @@ def header() -> list[str]:
 
 
 def to_row(name: str, updates: int, results: dict[str, list[Result]]) -> str:
-    """One line of the table: how many times faster, each repeat's ratio, and what part of the memory."""
+    """One line of the table: the speed-up, the ratio of each repeat, and the share of the memory."""
     ours = [result.cpu_seconds / updates for result in results["ours"]]
     trl = [result.cpu_seconds / updates for result in results["trl"]]
     our_peak = median(result.peak_bytes for result in results["ours"])

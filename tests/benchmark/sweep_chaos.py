@@ -1,4 +1,6 @@
-"""What a sweep survives, at full size: 50 jobs of which 19 misbehave, and a driver that is killed 20 times.
+"""A sweep survives at full size.
+
+50 jobs of which 19 misbehave, and a driver that is killed 20 times.
 
 run: python tests/benchmark/sweep_chaos.py                 both, about five minutes on two idle
 cores
@@ -73,7 +75,7 @@ def main() -> None:
 
 
 def sweep(*words: str) -> tuple[str, int, float]:
-    """What the command prints, its exit code and its seconds."""
+    """The output of the command, its exit code and its seconds."""
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "runner", "-m", *words], capture_output=True, text=True

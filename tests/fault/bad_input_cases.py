@@ -1,4 +1,7 @@
-"""The cases of ``bad_input``, as data: what is typed, which files are there, and what must be said."""
+"""The cases of ``bad_input`` as data.
+
+The words typed, the files there, and the words of the answer.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ Content = bytes | str | list | dict | Callable[[Path], None]
 
 @dataclass(frozen=True)
 class Case:
-    """One command line with the files around it, its exit code, and words of the cause and of the fix.
+    """One command line with the files around it, its exit code, and words of the cause and of the
+    fix.
 
     ``late`` is what can only be found behind the door, where torch and a failed run folder are in
     order; ``why`` says why a value can never be meant. Of good input, ``looks`` is only to be
@@ -65,7 +69,9 @@ class Case:
 
 
 def write(path: Path, content: Content) -> None:
-    """Make a file from bytes, text, JSON lines (a list) or JSON (a mapping), or have a function make it."""
+    """Write a file from bytes, text, JSON lines (a list) or JSON (a mapping), or let a function
+    write it.
+    """
     if callable(content):
         content(path)
     elif isinstance(content, bytes):
@@ -153,7 +159,9 @@ def sweep(text: str) -> dict[str, Content]:
 
 
 def doubling(count: int, again: str = ", /g/a{}@b") -> dict[str, Content]:
-    """Options of a group of the user's own, each of which asks for the one after it, and does so ``again``."""
+    """Options of a group of the user's own, each of which requests the next one, and does so
+    ``again``.
+    """
     files = {}
     for number in range(count):
         later = f"/g/a{number + 1}@a{again.format(number + 1)}"

@@ -1,4 +1,6 @@
-"""The control of ``bad_input``: TRL's own trainers on some of its cases, which end with 0 and have done harm.
+"""The control of ``bad_input``.
+
+On some of its cases TRL's own trainers end with 0 and have done harm.
 
 Each is one training of a few steps on the shipped model in a process that has imported everything;
 what it did is measured from what it logged and from its weights.
@@ -58,7 +60,7 @@ def margins_fall(facts: Mapping[str, Any]) -> bool:
 
 
 def is_coin(facts: Mapping[str, Any]) -> bool:
-    """Whether every loss is that of a coin: the logarithm of 2."""
+    """True if every loss is that of a coin: the logarithm of 2."""
     return all(abs(loss - 0.6931) < 1e-3 for loss in facts["loss"])
 
 
@@ -157,7 +159,7 @@ def run_controls(warm: Warm, folder: Path) -> int:
 
 
 def main(words: list[str]) -> int:
-    """Train as the first word says, SFT or DPO, with the fields of its config that follow as ``<name>=<JSON>``."""
+    """Train by SFT or DPO, as the first word says, with config fields given as ``<name>=<JSON>``."""
     import torch
     import trl
     from datasets import load_dataset

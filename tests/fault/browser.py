@@ -99,7 +99,7 @@ class Browser:
         return json.loads(message)
 
     def value(self, script: str):
-        """What an expression is, in the page."""
+        """The value of an expression in the page."""
         answer = self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
@@ -198,7 +198,10 @@ def served(root: Path, names: Sequence[str] = ()) -> Iterator[Server]:
 
 
 def lay(root: Path, steps: int = 60) -> None:
-    """Two names: a sweep of four settings with two seeds, of which one run trains, and one run alone."""
+    """Lay two names.
+
+    A sweep of four settings with two seeds, of which one run still trains, and a single run.
+    """
     for kl, seed in itertools.product((0.05, 0.1, 0.2, 0.5), (0, 1)):
         state = "running" if (kl, seed) == (0.5, 1) else "finished"
         lines = [
@@ -249,7 +252,7 @@ def line(step: int, kl: float, seed: int) -> dict:
 
 
 def misses(root: Path, keep: Path | None = None, widths=WIDTHS) -> Iterator[str]:
-    """What is wrong on the pages of the names under a folder: written, and served."""
+    """The faults of the pages of the names under a folder, as files and served."""
     for name in ("sweep", "alone"):
         assert main(["report", str(root / name), f"output_root={root}"]) == 0
     assert main(["report", *(str(path) for path in root.glob("*/*-*")), f"output_root={root}"]) == 0
@@ -284,7 +287,9 @@ def misses(root: Path, keep: Path | None = None, widths=WIDTHS) -> Iterator[str]
 
 
 def misses_of_looks(page: Browser, root: Path, keep: Path | None) -> Iterator[str]:
-    """What is wrong with curves that coincide, are few points, or go on far beyond others, and with their numbers."""
+    """The faults in the looks of curves that coincide, have few points or far outliers, and of
+    their numbers.
+    """
     for kl, last in ((0.1, 40), (0.2, 40), (0.3, 400)):
         lines = [
             {"step": n, "loss": 1 / 32 + 29 / 32 * (n == 1), "kl": 123456.7 / n}
@@ -340,7 +345,9 @@ def misses_of_looks(page: Browser, root: Path, keep: Path | None) -> Iterator[st
 def misses_of_controls(
     page: Browser, server: Server, root: Path, keep: Path | None
 ) -> Iterator[str]:
-    """What is wrong with the controls of the sweep's live page, and when its files grow and its server goes."""
+    """The faults of the controls of the sweep's live page, and of its reaction to new rows and a
+    lost server.
+    """
     page.open(f"{server.address}sweep/report.html", 1280)
     page.wait("document.documentElement.dataset.charts > 0")
     page.value("document.querySelector('.controls').scrollIntoView()")

@@ -1,4 +1,4 @@
-"""Damage is noticed: to every file of a sealed checkpoint and of a finished model, and to every paper.
+"""Damage to any file of a sealed checkpoint, a finished model or a run's records is noticed.
 
     python tests/fault/damage.py                    every file, about five minutes of one processor
     python tests/fault/damage.py --count 8          a few of each kind, and of the controls
@@ -63,7 +63,7 @@ PAPERS = ("status.json", "manifest.json", "config.yaml", "metrics.jsonl")
 
 
 class Sick:
-    """A killed run, a finished one and an undisturbed one, of which copies are damaged; made once."""
+    """A killed run, a finished one and an undisturbed one, copies of which are damaged; made once."""
 
     def __init__(self, root: Path, warm: Warm):
         self.root, self.warm, self.count = root, warm, 0
@@ -143,7 +143,10 @@ def refused(done, *words: str) -> str:
 
 
 def damaged_models(sick: Sick) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Every file of a finished run's model: named, and mended; refused by the other verbs, and where nothing can."""
+    """Damage to every file of a finished model.
+
+    Named and mended, or refused where nothing can mend it.
+    """
     for name in sick.files(sick.whole.run.model):
         for kind, damage in DAMAGE.items():
             yield (
@@ -176,7 +179,10 @@ def _unmended(sick: Sick) -> str:
 
 
 def damaged_papers(sick: Sick) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Garbage in a paper: refused by name, readable to a report, and after the fix the run finishes."""
+    """Garbage in a record file: refused by name, readable to a report.
+
+    After the fix, the run finishes.
+    """
     for name in PAPERS:
         for kind, text in GARBAGE.items():
             yield f"{name} {kind}", lambda name=name, text=text: _paper(sick, name, text)
@@ -205,7 +211,10 @@ def _paper(sick: Sick, name: str, text: bytes) -> str:
 
 
 def control(root: Path, warm: Warm, count: int) -> dict[str, int]:
-    """What becomes of TRL's own trainer after the same damage: stopped, as if nothing was, or other weights unsaid."""
+    """The end of TRL's own trainer after the same damage.
+
+    Stopped, unaffected, or silently with other weights.
+    """
     uninterrupted, killed = (
         Place(root / f"plain-{name}", root, warm, "plain:main") for name in ("whole", "killed")
     )

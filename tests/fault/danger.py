@@ -1,4 +1,4 @@
-"""A configuration, a run folder or a file of somebody else's runs nothing, writes nowhere and sends nothing unasked.
+"""A configuration, run folder or file of a stranger runs nothing, writes nowhere and sends nothing.
 
     python tests/fault/danger.py                     everything
     python tests/fault/danger.py targets words       some of: targets words files bombs pickles network
@@ -47,7 +47,7 @@ PRIVATE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELIS
 
 @dataclass
 class Outcome:
-    """What a command came to: exit code, words, CPU seconds and how far its memory grew, in MB."""
+    """The outcome of a command: exit code, output, CPU seconds and the growth of its memory in MB."""
 
     code: int
     text: str
@@ -61,7 +61,10 @@ Run = Callable[[Sequence[str], Path], Outcome]
 def fork(
     words: Sequence[str], cwd: Path, entry: Callable[[list[str]], int] = main, **variables: str
 ) -> Outcome:
-    """The command in a fork of this process, in a folder of its own; ``entry`` is the door, or the worker's."""
+    """Run the command in a fork of this process and a folder of its own.
+
+    ``entry`` is the door or the worker's.
+    """
     with tempfile.TemporaryFile() as output:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         child = os.fork()
@@ -239,7 +242,9 @@ def misses_of_words(
 
 
 def is_behind(words: Sequence[str]) -> bool:
-    """Whether something is found behind the door only, when the run folder is laid and the libraries are loaded."""
+    """True if a fault can only be found behind the door, when the run folder is laid and the
+    libraries are loaded.
+    """
     return any(word.startswith(("dataset=", "model")) for word in words)
 
 
@@ -256,7 +261,7 @@ def misses_of_files(folder: Path, names: Sequence[str] = tuple(FILES)) -> Iterat
 
 
 def judged(name: str, outcome: Outcome, mark: Path, behind: bool = False) -> Iterator[str]:
-    """What is wrong with how a dangerous command ended."""
+    """The faults in the end of a dangerous command."""
     remains = [
         path for path in (mark, mark.parent / "outputs", Path("/tmp/elsewhere")) if path.exists()
     ]
@@ -350,7 +355,9 @@ TRAINED = [*QUICK, "name=x", "trainer.args.save_total_limit=4"]
 def misses_of_pickles(
     folder: Path, trained: Path, run: Run, verbs: Sequence[str] = tuple(VERBS)
 ) -> Iterator[str]:
-    """Each verb that runs a pickle planted in a trained run's folder; sealed, as if its owner had written it."""
+    """Each verb that runs a pickle planted in the folder of a trained run, sealed as if its owner
+    had written it.
+    """
     from runner.run.seal import SEAL, seal
 
     for verb in verbs:
@@ -416,7 +423,9 @@ JOURNEYS = {
 
 
 def misses_of_network(folder: Path, journeys: Sequence[str] = tuple(JOURNEYS)) -> Iterator[str]:
-    """Each command that asked for another machine, though the model is here and nothing forbids the hub."""
+    """Each command that asked another machine, though the model is here and nothing forbids the
+    hub.
+    """
     folder.mkdir(parents=True)
     environment = {
         name: value
@@ -443,7 +452,7 @@ def misses_of_network(folder: Path, journeys: Sequence[str] = tuple(JOURNEYS)) -
 
 
 def warmly(warm: Warm, **variables: str) -> Run:
-    """What runs commands from the process that has imported everything, with some variables more."""
+    """A function that runs commands from the warm process, with additional variables."""
 
     def run(words: Sequence[str], cwd: Path) -> Outcome:
         cwd.mkdir(parents=True, exist_ok=True)
@@ -487,7 +496,10 @@ Kinds = dict[str, tuple[int, Callable[[], Iterator[str]]]]
 
 
 def report(wanted: Sequence[str], kinds_of: Callable[[Path, Warm], Kinds]) -> int:
-    """Print what each kind, ``of`` a folder and a warm process, misses; 1 where one misses something."""
+    """Print the misses of each kind, found by ``kinds_of`` a folder and a warm process.
+
+    1 if there are any.
+    """
     failed = 0
     with (
         tempfile.TemporaryDirectory(prefix="fault-") as place,

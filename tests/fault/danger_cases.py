@@ -1,4 +1,4 @@
-"""What a configuration of somebody else's could try, as data: targets, files, typed words, bombs. No code."""
+"""What a stranger's configuration could try, as data: targets, files, typed words, bombs. No code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The defects that ``defects`` plants: what a developer would have got wrong, where, and the tests that notice.
+"""The defects that ``defects`` plants.
+
+A plausible mistake, its place, and the tests that notice it.
 
 ``why`` says what is broken, so that the same mistake can be made again in code that has moved or
 was rewritten. ``old`` stands exactly once in ``file``. Of the tests that fail a few quick ones are

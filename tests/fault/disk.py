@@ -1,4 +1,6 @@
-"""A full disk never costs the last good checkpoint, says so, and once there is space the run ends with the same bits.
+"""A full disk never costs the last good checkpoint.
+
+Once there is space, the run ends with the same bits.
 
     python tests/fault/disk.py                      26 sizes, 12 instants and every write of a save
     python tests/fault/disk.py --count 4            a few of each, and of the controls
@@ -72,7 +74,9 @@ CLONE_NEWNS, CLONE_NEWUSER, MS_PRIVATE, MS_REC = 0x20000, 0x10000000, 1 << 18, 1
 
 
 def on_a_small_disk(words: list[str]) -> int:
-    """Run a command on a small disk that fills up, and again when there is space; both are told in ``facts.json``.
+    """Run a command on a small disk that fills up, and again with free space.
+
+    Both are recorded in ``facts.json``.
 
     The first word says at which instant how many bytes are left. What it leaves is copied to
     ``result``.
@@ -100,7 +104,7 @@ def on_a_small_disk(words: list[str]) -> int:
 
 
 def is_torn(path: Path) -> bool:
-    """Whether a save was cut off and its remains are still there."""
+    """True if a save was cut off and its remains are still there."""
     return not (path / "seal.json").exists()
 
 
@@ -150,7 +154,7 @@ def mount(folder: Path, size: int) -> None:
 
 
 def can_mount() -> bool:
-    """Whether a small disk can be had on this machine."""
+    """True if a small disk can be mounted on this machine."""
     code = "import disk, sys, pathlib; disk.mount(pathlib.Path(sys.argv[1]), 1 << 20)"
     with tempfile.TemporaryDirectory() as folder:
         variables = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{TESTS}:{TESTS.parent}"}
@@ -192,7 +196,9 @@ def fill(path: Path, free: int) -> None:
 
 
 def fails_at_a_write(words: list[str]) -> int:
-    """Run a command of which the k-th call of a kind fails inside the second save, as on a full disk."""
+    """Run a command in which the k-th call of a kind fails inside the second save, as on a full
+    disk.
+    """
     from runner.__main__ import main
 
     call, number = words[0].split(":")
@@ -235,7 +241,7 @@ class Whole:
         return Place(self.root / f"place-{self.count}", self.root, self.warm, door)
 
     def filled(self, pattern: str, count: int, free: int) -> tuple[bool, str]:
-        """Whether the disk was too small, and what was not as promised."""
+        """Whether the disk was too small, and the promises that were broken."""
         place = self.place("disk:on_a_small_disk")
         asked = json.dumps({"pattern": pattern, "count": count, "free": free})
         done = place.start((asked, *SFT)).wait()
@@ -282,7 +288,10 @@ class Whole:
         return f"differs in {', '.join(names)}" if names else ""
 
     def control(self, free: int) -> str:
-        """What the plain trainer does on the same small disk: finished, or how it ended when there was space again."""
+        """The end of the plain trainer on the same small disk.
+
+        Finished, or how it ended once there was space.
+        """
         place = self.place("disk:on_a_small_disk")
         asked = json.dumps({"pattern": r"os\.mkdir .*checkpoint-2$", "count": 1, "free": free})
         os.environ["CONTROL"] = "1"
@@ -301,7 +310,7 @@ class Whole:
 
 
 def misses(facts: dict) -> str:
-    """What a run that met a full disk did not do; empty where it did it all."""
+    """The promises that a run on a full disk has broken."""
     text = facts["first"]["text"]
     wrong = [f"exit code {facts['first']['code']}"] if facts["first"]["code"] != 5 else []
     wrong += [f"not said: {word}" for word in ("full", "free", "type ") if word not in text]

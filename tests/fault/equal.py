@@ -1,4 +1,4 @@
-"""A run of ours beside the script that one would write with TRL for it: the same losses and weights, bit for bit.
+"""A run of ours beside the equivalent TRL script: the same losses and weights, bit for bit.
 
     python tests/fault/equal.py [TRAINER ...]     trains each trainer of the menu that is TRL's in both ways
 
@@ -65,7 +65,10 @@ FORMS = {
 
 
 def rows_of(cfg: dict[str, Any]) -> Dataset:
-    """The training rows; those of both sides of a preference are mixed as ours are, because TRL mixes none."""
+    """The training rows.
+
+    Both sides of a preference are shuffled as ours are, because TRL shuffles none.
+    """
     node, form = cfg["dataset"], cfg["trainer"]["form"]
     if form not in FORMS:
         return load_rows(
@@ -82,7 +85,7 @@ def rows_of(cfg: dict[str, Any]) -> Dataset:
 
 
 def train_plainly(cfg: dict[str, Any], folder: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """The losses and the weights of TRL's trainer on the rows and with the fields of a frozen configuration."""
+    """The losses and weights of TRL's trainer with the rows and fields of a frozen configuration."""
 
     def find(target: str) -> Any:
         module, _, name = target.rpartition(".")
@@ -109,7 +112,7 @@ def train_plainly(cfg: dict[str, Any], folder: Path) -> tuple[list[float], dict[
 
 
 def differences(run: Run, folder: Path) -> list[str]:
-    """The losses and the weights in which a finished run differs from the script; none if they are the same bits."""
+    """The losses and weights in which a finished run differs from the script, bit for bit."""
     losses, weights = train_plainly(run.cfg, folder)
     ours = load_file(run.model / "model.safetensors")
     losses_found = [line["loss"] for line in read_metrics(run.metrics) if "loss" in line]

@@ -1,4 +1,6 @@
-"""No fix that is printed fails when it is typed: each is, on top of the words that it was printed for.
+"""No printed fix fails when it is typed.
+
+Each is typed on top of the words for which it was printed.
 
     python tests/fault/fixes.py                 the fixes of every case of ``bad_input``
     python tests/fault/fixes.py number null     of those whose kind or name holds one of the words
@@ -55,7 +57,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Way:
-    """One way that a fix offers: its text, its kind, and the words that it makes of those that were typed.
+    """One way that a fix offers: its text, its kind, and what it makes of the typed words.
 
     ``shell`` is a command that is run before them, ``variables`` what it sets or takes out of the
     environment.
@@ -88,7 +90,7 @@ def read_ways(told: Told, words: Sequence[str]) -> Iterator[Way]:
 
 
 def read_way(told: Told, text: str, words: tuple[str, ...]) -> Way:
-    """What one way asks for; "first this, then that" is both."""
+    """Read what one way asks for; "first this, then that" is both."""
     first, then, last = text.partition(", then ")
     if then:
         both = read_way(told, first, words), read_way(told, last, words)
@@ -165,7 +167,7 @@ def is_training(words: Sequence[str]) -> bool:
 
 
 def judge(told: Told, faults: Sequence[Told], way: Way, outcome: bad_input.Outcome) -> str:
-    """What is wrong with a way that came to this, of a fault among these; empty where nothing is."""
+    """The faults of a way with this outcome, given the faults before it."""
     if way.wrong:
         return f"without quotes: {way.wrong}"
     # which only show something
@@ -188,7 +190,7 @@ class Typist:
         self.warm = Warm(folder / "warm")
 
     def say(self, case: Case) -> bad_input.Outcome:
-        """What a case comes to, behind the door where its fault is found there."""
+        """The output of a case, from behind the door if its fault is found there."""
         shutil.rmtree(self.folder / "case", ignore_errors=True)
         return bad_input.run(case, self.folder / "case", self.warm if case.late else None)
 
@@ -200,7 +202,7 @@ class Typist:
                 count(f"{case.kind} {case.name}", case.words, told, way, wrong)
 
     def type(self, case: Case, faults: Sequence[Told], told: Told, way: Way) -> str:
-        """What is wrong with a way; empty where it works."""
+        """The faults of a way when it is typed."""
         files, problem = dict(case.files), []
         if way.shell:
 
@@ -253,7 +255,7 @@ class Counts:
 
 
 def pytest_configure(config) -> None:
-    """Have what is printed by a command of a test be typed at once, in the folder that the test has made."""
+    """Type whatever the command of a test prints at once, in the folder that the test has made."""
     import conftest
 
     from runner import __main__

@@ -104,7 +104,7 @@ def make_place(root: Path, name: str, warm: Warm, door: str = "runner.__main__:m
 
 
 def misses_of_pairs(root: Path, warm: Warm, count: int, chance: random.Random) -> Iterator[str]:
-    """Each pair of which not exactly one starts, or whose loser or next start is not as it must be."""
+    """Each pair of which not exactly one starts, or whose loser or next start behaves wrongly."""
     for number in range(count):
         place = make_place(root, f"pair-{number}", warm)
         yield from (
@@ -158,7 +158,7 @@ def runs_in(place: Place) -> list[Path]:
 
 
 def control(root: Path, warm: Warm) -> int:
-    """How many of two plain trainers in one folder are refused."""
+    """The number of plain trainers that are refused, of two in one folder."""
     place = make_place(root, "plain", warm, "plain:main")
     return sum(process.wait().returncode != 0 for process in [place.start(()), place.start(())])
 
@@ -167,7 +167,9 @@ def control(root: Path, warm: Warm) -> int:
 
 
 def misses_of_starts(root: Path, warm: Warm, count: int, chance: random.Random) -> Iterator[str]:
-    """Each seed that did not get one folder with its own files, in which one of its two commands started."""
+    """Each seed without a single folder of its own files, started by exactly one of its two
+    commands.
+    """
     place = make_place(root, "starts", warm, "folder:when_all_may")
     words = (*QUICK, "launcher._target_=mine.note", "allow=[mine]")
     started = []
@@ -193,7 +195,10 @@ def misses_of_starts(root: Path, warm: Warm, count: int, chance: random.Random) 
 
 
 def when_all_may(words: list[str]) -> int:
-    """The command, once there is a file ``go``; what waits for it starts within hundredths of a second."""
+    """Start the command as soon as there is a file ``go``.
+
+    All that wait for it start at almost the same time.
+    """
     from runner.__main__ import main
 
     while not os.path.exists("go"):
@@ -205,7 +210,7 @@ def when_all_may(words: list[str]) -> int:
 
 
 def misses_of_again(root: Path, warm: Warm, count: int, chance: random.Random) -> Iterator[str]:
-    """What the same command changes in a finished run."""
+    """The changes that the same command makes to a finished run."""
     for trainer in ("sft", "ppo"):
         place = make_place(root, f"again-{trainer}", warm)
         words = (*WORDS, *TRAINERS[trainer], "trainer.args.max_steps=2")
@@ -280,7 +285,7 @@ def below(warm: Warm) -> list[psutil.Process]:
 
 
 def left_of(warm: Warm, before: set[psutil.Process]) -> list[str]:
-    """What still lives below this process when its time is over, but for others that were there before."""
+    """The processes below this one that still live after their time, except those in ``before``."""
     deadline = time.monotonic() + SECONDS
     while living := [
         process for process in below(warm) if process not in before and lives(process)

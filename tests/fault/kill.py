@@ -1,4 +1,4 @@
-"""Killed at any instant, the same command continues to the same bits; and the plain trainer of TRL does not.
+"""Killed at any instant, the same command continues to the same bits; TRL's plain trainer does not.
 
     python tests/fault/kill.py --count 200            about ten minutes of one processor
     python tests/fault/kill.py --count 20 ppo lora
@@ -148,7 +148,7 @@ CLOCK = ("_seconds", "_per_second", "_runtime", "_time")
 
 @dataclass
 class Tally:
-    """What became of the runs of one trainer."""
+    """The counts for the runs of one trainer."""
 
     kills: int = 0
     inside: int = 0
@@ -235,7 +235,7 @@ class Place:
         return Run(next(self.folder.glob("outputs/run/*-*")))
 
     def torn(self) -> bool:
-        """Whether a save was cut off: a checkpoint without a seal, or one that was about to go."""
+        """True if a save was cut off: a checkpoint without a seal, or one about to be deleted."""
         checkpoints = self.folder.glob("outputs/**/*checkpoint-*")
         seal_name = SEAL if self.door == DOOR else "trainer_state.json"
         return any(
@@ -247,7 +247,7 @@ class Place:
 def kill_at(
     place: Place, words: tuple[str, ...], pattern: str, count: int, moment: float, power: bool
 ) -> int:
-    """The exit code of the command, which is killed ``moment`` seconds after an instant; -9 where it was.
+    """The exit code of the command, killed ``moment`` seconds after an instant; -9 if it was.
 
     ``power`` takes from each file what was not synced by then.
     """
@@ -269,7 +269,7 @@ def kill_at(
 
 
 def fail_power(folder: Path, synced: Path) -> None:
-    """Cut off, in a folder of a stopped command, what it has not synced: a copy takes the place of each file.
+    """Undo all writes in the folder of a stopped command that were not synced.
 
     What was synced when the power failed before stays.
     """
@@ -293,7 +293,7 @@ def storm(
     chance: random.Random,
     power: bool = False,
 ) -> Tally:
-    """Kill a run again and again, and then let it finish; ``touches`` are those of an undisturbed one."""
+    """Kill a run again and again, then let it finish; ``touches`` are those of an undisturbed one."""
     tally = Tally(runs=1)
     weights = [weight for _, weight in PLACES.values()]
     for again in range(kills):
@@ -316,7 +316,9 @@ def storm(
 
 
 def run_files(run: Run) -> dict[str, object]:
-    """All that a run leaves, by a name: hashes of weights and of the last checkpoint, the record, the names of files.
+    """The content of a run by file name.
+
+    Hashes of weights and of the last checkpoint, the log, the names.
 
     Left out is what holds the clock or the place of the run.
     """
@@ -339,7 +341,10 @@ def run_files(run: Run) -> dict[str, object]:
 
 
 def content(path: Path) -> str:
-    """The hash of a file; of the optimizer of a sharded model that of its values (tuples are lists once loaded)."""
+    """The hash of a file.
+
+    For the optimizer of a sharded model, the hash of its values (loading makes tuples lists).
+    """
     if path.name != "optimizer.bin":
         return sha256(path)
     import torch
@@ -379,7 +384,9 @@ def punish(
     most: int = KILLS_A_RUN,
     power: bool = False,
 ) -> Tally:
-    """Runs of a trainer until there were enough kills, at most so many each, compared with the undisturbed one."""
+    """Runs of a trainer until there are enough kills, with a limit for each, compared with the
+    undisturbed run.
+    """
     words = (*SHARED, *TOGETHER[trainer]) if trainer in TOGETHER else TOYS.get(trainer, ())
     words = words or (*WORDS, *(TRAINERS | SPREAD)[trainer])
     processes = 2 if trainer in ("two", *SPREAD) else 1

@@ -1,4 +1,5 @@
-"""Kinds of configuration after what TRL's own tests train (kinds.yaml), each composed, and trained for two steps.
+"""Kinds of configuration modelled on TRL's own tests (kinds.yaml), composed, and trained for two
+steps.
 
     python tests/fault/kinds.py [TRAINER ...]     prints each that did not do as it should, and a table by trainer
     python tests/fault/kinds.py --compose         composes and checks alone
@@ -74,7 +75,10 @@ def of_state(completions, trainer_state, **_):
 
 @dataclass(frozen=True)
 class Kind:
-    """One configuration: who trains it, its name, its words, and a word of the refusal where it cannot be trained."""
+    """One configuration.
+
+    Its trainer, name and words, and a word of the refusal if it cannot be trained.
+    """
 
     trainer: str
     name: str

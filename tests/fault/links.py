@@ -145,7 +145,7 @@ def look(folder: Path) -> dict[str, tuple[object, ...]]:
 
 
 def miss_of(warm: Warm, trained: Path, work: Path, verb: str, place: str, kind: str) -> str:
-    """What goes wrong where something of this kind is in a place; empty where nothing does."""
+    """The fault that occurs when something of this kind lies in a place; empty if none."""
     elsewhere, target = work / "elsewhere", work / "here" / "outputs" / "x" / trained.name
     elsewhere.mkdir(parents=True)
     (elsewhere / "precious.txt").write_text(f"{SECRET}\n")
@@ -193,7 +193,7 @@ def find_misses(
     every: int = 1,
     first: int = 0,
 ) -> Iterator[str]:
-    """What each case has missed; empty where nothing."""
+    """The misses of each case."""
     trained = make_run(warm, folder / "trained")
     cases = [case for case in product(verbs, places_of(trained), KINDS)][first::every]
     for verb, place, kind in cases:

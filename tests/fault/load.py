@@ -1,4 +1,4 @@
-"""Many of everything: memory, descriptors, processes and temporary folders stay as few as they were.
+"""Many of everything: memory, descriptors, processes and temporary folders do not grow.
 
     python tests/fault/load.py                            500 jobs, 2,000 reports: about half an hour of one processor
     python tests/fault/load.py --jobs 50 --reports 200
@@ -70,7 +70,10 @@ class Watched:
 
 
 def run_watched(words: tuple[str, ...], folder: Path) -> tuple[Watched, list[str]]:
-    """Run the public command in a session and a folder for temporary files of its own; its figures and its faults."""
+    """Run the public command in a session and a temporary folder of its own.
+
+    Its figures and its faults.
+    """
     temporary = folder / "temporary"
     temporary.mkdir(exist_ok=True)
     before = set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()

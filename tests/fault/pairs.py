@@ -1,4 +1,6 @@
-"""Every trainer on every dataset whose rows it can take, as typed: a step each, where the real names are stand-ins.
+"""Every trainer on every dataset whose rows fit, as typed.
+
+One step each, with stand-ins for the real names.
 
     python tests/fault/pairs.py [trainer or dataset ...]
 

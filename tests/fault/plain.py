@@ -1,4 +1,7 @@
-"""The control of the others here: TRL's own trainer on the same rows and model, resumed as its documentation says."""
+"""The control of the other scripts.
+
+TRL's own trainer on the same rows and model, resumed as documented.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Commands:
         return subprocess.Popen(command, text=True, start_new_session=True, **settings)
 
     def __call__(self, *words: str, code: int = 0) -> str:
-        """What a command says; AssertionError where its exit code is another."""
+        """The output of a command; AssertionError if its exit code is another."""
         return self.end(self.start(*words), code)
 
     def end(self, process: subprocess.Popen, code: int = 0) -> str:
@@ -118,7 +118,7 @@ def listening() -> set[str]:
 
 @contextmanager
 def cluster_of(folder: Path, *cpus: int) -> Iterator[tuple[str, Any]]:
-    """The word that names a cluster of nodes on this machine, which outlives each command, and the cluster."""
+    """A cluster of nodes on this machine that outlives each command, and the word that names it."""
     os.environ |= QUIET | LOCAL | {"RAY_TMPDIR": str(folder)}
     from ray.cluster_utils import Cluster
 
@@ -286,7 +286,7 @@ def case_leave(run: Commands) -> str:
 
 
 def case_refused(run: Commands) -> str:
-    """What cannot work, in words."""
+    """Impossible requests are refused in words."""
     told = {
         "launcher.wait=false": "launcher.wait",
         "launcher.address=127.0.0.1:9": "refused",

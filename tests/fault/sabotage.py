@@ -1,4 +1,5 @@
-"""Ways to make a training sick, or to frighten whoever watches it, as parts that a configuration names.
+"""Ways to make a training sick, or to frighten whoever watches it, as parts that a configuration
+names.
 
 Each acts from step ``at`` on, counted as the training counts: what is wrong first belongs to that
 step.
@@ -118,7 +119,7 @@ class Moved(TrainerCallback):
 
 
 class Masking:
-    """Batches whose labels are all masked, from the batch ``at`` on until ``until``, or of evaluations only."""
+    """Batches whose labels are all masked, from batch ``at`` to ``until``, or of evaluations only."""
 
     def __init__(self, inner: Any, at: int = 1, until: int = 10**9, evaluations: bool = False):
         self.inner, self.at, self.until, self.evaluations = inner, at, until, evaluations
@@ -185,7 +186,9 @@ class Rare:
 
 
 class Halved:
-    """A reward of the letters for every second group of completions of one prompt, and nothing for those between."""
+    """A reward of the letters for every second group of completions of one prompt, and zero for the
+    others.
+    """
 
     def __init__(self, group: int = 4):
         self.group = group
@@ -236,7 +239,7 @@ class NanLoss:
 
 
 class HugeLoss:
-    """The usual loss, and from some batch on one whose gradient has no finite norm, though its entries are finite."""
+    """The usual loss; from some batch on, one whose gradient has finite entries but no finite norm."""
 
     def __init__(self, at: int):
         self.at, self.count = at, 0
@@ -265,7 +268,10 @@ class Allocator:
 
 
 class Short(TrainerCallback):
-    """A step that finds no memory for more than ``rows`` rows; it counts the models of earlier starts that are left."""
+    """A step that has no memory for more than ``rows`` rows.
+
+    It counts the models left by earlier starts.
+    """
 
     met: ClassVar[list[Any]] = []
     left: ClassVar[list[int]] = []

@@ -1,4 +1,4 @@
-"""No secret is in any byte that is written: whatever way it is given, and wherever one looks.
+"""No secret is in any byte that is written, however it is given and wherever one looks.
 
     python tests/fault/secret.py                everything
     python tests/fault/secret.py refused lived  some of: harmless lines refused lived trackers controls
@@ -72,7 +72,7 @@ class Broken(TrainerCallback):
 
 
 def spellings(secret: str) -> set[bytes]:
-    """A secret as it is, in an address, as source and JSON write it, and in base64 behind any number of letters."""
+    """A secret as it is, in an address, as source and JSON write it, and in base64 at any offset."""
     forms = {
         text.encode()
         for text in (secret, quote(secret, safe=""), repr(secret)[1:-1], json.dumps(secret)[1:-1])
@@ -104,7 +104,9 @@ def search(data: bytes, depth: int = 0) -> set[str]:
 
 
 def hits(folder: Path, text: str = "") -> Iterator[str]:
-    """Each file below a folder that holds a secret, in its name too, and the terminal if it does."""
+    """Each file below a folder with a secret in its content or name, and the terminal if it shows
+    one.
+    """
     for name in sorted(search(text.encode())):
         yield f"{name} on the terminal"
     for place, _, files in os.walk(folder):
@@ -151,7 +153,10 @@ def misses_of_lines() -> Iterator[str]:
 def misses_of_refused(
     folder: Path, run: Run, ways: Sequence[str] = tuple(REFUSED)
 ) -> Iterator[str]:
-    """Each way that is not refused with a fix, or after which a secret is found; one folder for each."""
+    """Each way that is not refused with a fix, or after which a secret is found.
+
+    One folder for each.
+    """
     for number, way in enumerate(ways):
         words, text = REFUSED[way]
         work = folder / f"{number}"
@@ -262,7 +267,7 @@ def lay_ground(folder: Path) -> None:
 
 
 def misses_of_lived(folder: Path, run: Run, stations: Sequence[str] | None = None) -> Iterator[str]:
-    """Each command of a life that ends otherwise than it should, and each secret that is found after it."""
+    """Each command of a life that ends wrongly, and each secret that is found after it."""
     lay_ground(folder)
     with indiscreet() as address:
         for name, (words, code) in lives(address).items():
@@ -317,7 +322,7 @@ hydra.main(version_base="1.3", config_path=str(Path("conf").absolute()), config_
 
 
 def controls(folder: Path) -> dict[str, list[str]]:
-    """What the search finds after a plain Trainer's save, after a plain Hydra, and in what we packed ourselves."""
+    """The secrets found after a plain Trainer's save, after a plain Hydra, and in our own archives."""
     import torch
     from transformers import TrainingArguments
 

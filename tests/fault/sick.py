@@ -1,4 +1,6 @@
-"""Sick runs stop within five steps with cause and fix and keep their last good checkpoint; healthy ones are let be.
+"""Sick runs stop within five steps with cause and fix and keep their last good checkpoint.
+
+Healthy ones go on.
 
     python tests/fault/sick.py                 every case, and the control
     python tests/fault/sick.py kl nan          those whose name holds one of the words
@@ -514,7 +516,7 @@ HEALTHY = [
 
 @dataclass
 class Outcome:
-    """What a run came to; ``noticed`` is the step that its last words name."""
+    """The outcome of a run; ``noticed`` is the step named in its last words."""
 
     code: int
     run: Run
@@ -526,7 +528,7 @@ class Outcome:
         return int(match[1]) if match else None
 
     def faults(self, case: Case) -> list[str]:
-        """How it is not what its case says."""
+        """The ways in which it is not as its case promises."""
         if case.fault is None:
             return (
                 []
@@ -553,7 +555,7 @@ class Outcome:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Whether a checkpoint is as it was sealed and holds finite numbers only."""
+    """True if a checkpoint is as it was sealed and holds finite numbers only."""
     from safetensors.torch import load_file
 
     tensors = []
@@ -680,7 +682,10 @@ MODELS = {
 
 
 def overhead(folder: Path) -> int:
-    """Print the share of a training's CPU seconds that goes into looking; 1 where it is 2 % or more."""
+    """Print the share of a training's CPU seconds spent on the health checks.
+
+    1 if it is 2 % or more.
+    """
     from runner.config import compose
     from runner.launch.signals import Stop
     from runner.run import open_run

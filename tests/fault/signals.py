@@ -1,4 +1,4 @@
-"""Asked to stop in whatever it is doing, a run saves its step, says interrupted, and the same command goes on.
+"""Stopped in any phase, a run saves its step and says interrupted, and the same command goes on.
 
     python tests/fault/signals.py --count 60         about six minutes of one processor
     python tests/fault/signals.py --count 6 ppo
@@ -100,7 +100,9 @@ def wrap(phase: str, place: str, calls: Counter[str], asked: dict[str, Any]) -> 
 
 
 def reach(late: int, asked: dict[str, Any]) -> None:
-    """Send the signal at the instant, the second at the next call, and tell where a call follows on that."""
+    """Send the signal at the instant, the second one at the next call, and record whether a call
+    follows.
+    """
     told = Path(asked["told"])
     if late == 0:
         told.write_text(str(step_now()))
@@ -149,7 +151,7 @@ def start(place: Place, words: Sequence[str], **asked: Any) -> tuple[int, str]:
 
 
 def calls_of(place: Place, words: Sequence[str], **asked: Any) -> dict[str, int]:
-    """How often each phase is entered by the command, which nothing disturbs."""
+    """The number of times that the undisturbed command enters each phase."""
     code, output = start(place, words, record=str(place.folder / "calls"), **asked)
     assert code == 0, output
     return json.loads((place.folder / "calls").read_text())
@@ -158,7 +160,7 @@ def calls_of(place: Place, words: Sequence[str], **asked: Any) -> dict[str, int]
 def misses_of_stop(
     place: Place, words: Sequence[str], phase: str, asked: dict[str, Any]
 ) -> Iterator[str]:
-    """Stop the command once; what is not as it must be. The phase may not come in what is left of the run."""
+    """Stop the command once and yield the faults; the phase may not occur in the rest of the run."""
     told = place.folder / "told"
     told.unlink(missing_ok=True)
     before = [state_of(path.parent) for path in place.folder.glob("outputs/run/*/config.yaml")]
@@ -234,7 +236,10 @@ def misses_of_end(place: Place, words: Sequence[str], wanted: dict[str, object])
 def disturb(
     trainer: str, signals: int, root: Path, warm: Warm, chance: random.Random
 ) -> Iterator[tuple[str, list[str]]]:
-    """Runs of a trainer until there were enough signals: each phase with its misses, and each end of a run."""
+    """Runs of a trainer until there are enough signals.
+
+    Each phase with its faults, and each end of a run.
+    """
     words = (*WORDS, *TRAINERS[trainer])
     dropout = 0.1 if trainer in DROPOUT else 0.0
     uninterrupted = Place(root / trainer, root, warm, "signals:main", dropout)
@@ -261,7 +266,7 @@ def disturb(
 
 
 def control(root: Path, warm: Warm) -> bool:
-    """Whether TRL's own trainer keeps to the same when it gets SIGTERM in a step."""
+    """True if TRL's own trainer keeps the same promises when it gets SIGTERM in a step."""
     place = Place(root / "plain", root, warm, "signals:main")
     calls = calls_of(place, (), plain=True)
     shutil.rmtree(place.folder / "outputs")

@@ -1,4 +1,4 @@
-"""Slurm itself, on this machine: runs that it starts, stops and starts again end as they would alone.
+"""Slurm itself on this machine: runs that it starts, stops and restarts end as they would alone.
 
     apt-get install slurm-wlm munge        (as root, which the daemons below need, too)
     python tests/fault/slurm.py            about ten minutes, most of them the waits of Slurm
@@ -65,7 +65,9 @@ PartitionName=two Nodes={host},localhost MaxTime=INFINITE State=UP
 
 
 class Cluster:
-    """The daemons of a cluster of one machine, and the public command in ``work``; ``environment`` leads it there."""
+    """The daemons of a cluster of one machine, and the public command in ``work``, led there by
+    ``environment``.
+    """
 
     def __init__(self, folder: Path, work: Path):
         self.folder, self.work, self.processes = folder, work, []
@@ -113,7 +115,7 @@ class Cluster:
             time.sleep(0.1)
 
     def command(self, *words: str) -> str:
-        """What the public command prints, which must end well."""
+        """The output of the public command, which must succeed."""
         started = self.start(*words)
         output = started.communicate()[0]
         assert started.returncode == 0, output
@@ -144,7 +146,7 @@ class Cluster:
         )
 
     def hurry(self, job: str) -> str:
-        """Have a job begin that was put back, for which Slurm would wait two minutes; what is in the queue."""
+        """Start a requeued job at once, for which Slurm would wait two minutes; return the queue."""
         queue = self("squeue", "--noheader", "--array", "--format=%i %r").strip()
         if f"{job} BeginTime" in queue:
             self("scontrol", "update", f"jobid={job}", "starttime=now")
@@ -158,7 +160,7 @@ class Cluster:
         )
 
     def __call__(self, *words: str) -> str:
-        """What a command of Slurm prints."""
+        """The output of a Slurm command."""
         done = subprocess.run(
             words, env=os.environ | self.environment, capture_output=True, text=True
         )
@@ -180,7 +182,7 @@ class Cluster:
 
 
 def lacking() -> str:
-    """What this machine lacks for a cluster of its own; empty where nothing."""
+    """What this machine lacks for a cluster of its own; empty if nothing."""
     names = [name for name in DAEMONS if not shutil.which(name)]
     return (
         f"no {', '.join(names)}"
@@ -234,7 +236,8 @@ def put_back(
     words_there: Words = (),
     words_here: Words = (),
 ) -> str:
-    """Stop a run amid its steps, by ``scontrol requeue`` if by nothing else, and have it started again at once.
+    """Stop a run in the middle of its steps, by ``scontrol requeue`` by default, and restart it at
+    once.
 
     ``there`` are words for Slurm, ``here`` those of the same run without.
     """
@@ -292,7 +295,10 @@ def array(cluster: Cluster) -> str:
 
 
 def cancel(cluster: Cluster) -> str:
-    """By hand, and by the verb: a run that trains and one that waits; each goes on by the same command."""
+    """Cancel a run that trains and one that waits, by hand and by the verb.
+
+    The same command resumes each.
+    """
     words = (*WORDS, "trainer.args.max_steps=40", "name=cancel", *SLURM)
     states = []
     for way, step in (("scancel", 3), ("verb", 12)):

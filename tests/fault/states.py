@@ -1,4 +1,6 @@
-"""States cannot lie: random lives of a run, in which it is started, stopped, killed, damaged and started again.
+"""States tell the truth in random lives of a run.
+
+Started, stopped, killed, damaged and started again.
 
     python tests/fault/states.py                    1000 lives of up to eight events, some minutes of one processor
     python tests/fault/states.py --count 100
@@ -70,7 +72,7 @@ MOST_TOUCHES = 260
 
 
 def weights_after(step: int) -> str:
-    """What the weights are after so many steps."""
+    """The weights after so many steps."""
     text = "start"
     for number in range(1, step + 1):
         text = hashlib.sha256(f"{text} {number}".encode()).hexdigest()
@@ -174,7 +176,7 @@ class Trainer:
 
 
 def misbehave(way: str) -> None:
-    """What goes wrong at a step."""
+    """Misbehave at a step."""
     if way == "raise":
         raise ValueError("a fault in somebody's code")
     if way == "leave":
@@ -231,7 +233,7 @@ def made_up(way: str, when: int) -> Iterator[None]:
 
 
 def full_from(touch: int, folder: Path, stays: bool) -> None:
-    """Have the touch of a file fail as on a full disk, and all that come after it if it stays so."""
+    """Make the touch of a file fail as on a full disk, and all later ones if it stays full."""
     calls = 0
 
     def hook(event: str, arguments: tuple) -> None:
@@ -294,7 +296,7 @@ def start_here(run: Run, way: str, when: int) -> tuple[int, str]:
 
 
 def ended(pid: int) -> bool:
-    """Whether a child has ended, without taking note of it."""
+    """True if a child has ended; it is not reaped."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
@@ -429,7 +431,10 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.garbled)
     @rule()
     def status_cured(self) -> None:
-        """What the refusal says to type; the sealed step is forgotten with it, and the seals are what is left."""
+        """Do what the refusal says to type.
+
+        It forgets the sealed step as well, and only the seals are left.
+        """
         (self.run.folder / "status.json").unlink()
         self.garbled = False
 
@@ -454,7 +459,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def finished_is_true(self) -> None:
-        """Finished only with all steps done, in order and once, and with weights that are sealed and right."""
+        """Finished only with all steps done, once and in order, and with sealed, correct weights."""
         if not hasattr(self, "run") or self.run.status()["state"] != "finished":
             return
         assert self.run.status()["step"] == STEPS
@@ -490,7 +495,7 @@ class Life(RuleBasedStateMachine):
         return path.read_text() if path.exists() else ""
 
     def sealed(self) -> bool:
-        """Whether there was a checkpoint that was sealed."""
+        """True if there was a sealed checkpoint."""
         return (
             bool(sealed_checkpoints(self.run.checkpoints))
             or self.run.status().get("sealed") is not None

@@ -1,4 +1,6 @@
-"""sbatch, squeue, scancel, scontrol and srun without Slurm: each is this file under its name, first on PATH.
+"""sbatch, squeue, scancel, scontrol and srun without Slurm.
+
+This file under each name, first on PATH.
 
 The queue is the folder $SLURM_STAND_IN, a file for each task of an array, which holds what squeue
 prints. ``sbatch`` really runs the script, in a process that outlives it: once for each task, again
@@ -79,7 +81,7 @@ def sbatch(*words):
 
 
 def tasks_of(array):
-    """The numbers of the tasks of ``0-3`` or ``0,2``, which at most so many as follow a % run at once."""
+    """The task numbers of ``0-3`` or ``0,2``; the number after a % limits how many run at once."""
     tasks, _, _ = array.partition("%")
     first, _, last = tasks.partition("-")
     if last:

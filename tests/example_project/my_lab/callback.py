@@ -1,4 +1,4 @@
-"""Callbacks: what reacts to the events of a training.
+"""Callbacks react to the events of a training.
 
     python -m runner --config-dir conf 'allow=[my_lab]' callback.diary._target_=my_lab.callback.Diary
 
@@ -50,7 +50,10 @@ class Diary(TrainerCallback):
         self.note("step_begin", state)
 
     def on_substep_end(self, args, state, control, **kwargs):
-        """After a batch that is only accumulated; PPO, where a step is a whole rollout, has none."""
+        """Called after a batch that is only accumulated.
+
+        PPO, where a step is a whole rollout, has none.
+        """
         self.note("substep_end", state)
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):

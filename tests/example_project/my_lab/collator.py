@@ -1,4 +1,7 @@
-"""Collators: rows -> batch. One that asks for ``inner`` goes around the trainer's own; ``tokenizer`` is there too."""
+"""Collators turn rows into a batch.
+
+One that asks for ``inner`` wraps the trainer's own; it may ask for ``tokenizer`` as well.
+"""
 
 import torch
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 
 def in_order(completions, digits):
-    """The share of neighbours that stand in order, or -1 where the digits are not those of the prompt."""
+    """The share of neighbours in ascending order, or -1 if the digits are not those of the prompt."""
     scores = []
     for completion, asked in zip(completions, digits, strict=True):
         answer = completion[-1]["content"].split()

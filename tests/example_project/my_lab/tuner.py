@@ -20,7 +20,10 @@ def upper_half(model, also: tuple[str, ...] = ("norm",)):
 
 
 def upper_lora(model, task_type, r: int = 8):
-    """LoRA on the attention of the upper half of the layers; any target modules of this very model could be found."""
+    """LoRA on the attention of the upper half of the layers.
+
+    The code may look for modules of this very model.
+    """
     depth = model.config.num_hidden_layers
     names = [
         name
@@ -43,7 +46,10 @@ class Scaled(nn.Module):
 
 
 class Scales:
-    """Factors behind each MLP, which alone are trained. Three methods put them on a model, save them, and load them."""
+    """Trainable factors behind each MLP; all else is frozen.
+
+    Three methods put them on a model, save them, and load them.
+    """
 
     def __init__(self, start: float = 1.0):
         self.start = start

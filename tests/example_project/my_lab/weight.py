@@ -1,4 +1,6 @@
-"""Weights of tokens: one entry for each message, a number, or a number and spans ``(start, end, number)`` of its text.
+"""Weights of tokens.
+
+One entry for each message, a number or a number and spans ``(start, end, number)``.
 
 ``messages`` come by name, and columns of the rows that are named as arguments; several rules
 multiply.

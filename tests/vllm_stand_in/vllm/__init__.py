@@ -1,4 +1,4 @@
-"""As much of vLLM as TRL's generation uses where both share a process: a model of its own, which is sent weights.
+"""The part of vLLM that TRL uses if both share a process: a model of its own that receives weights.
 
 Log-probabilities and random numbers are its own, too. The real one needs a GPU.
 """
