@@ -576,7 +576,7 @@ def serve_all(hub: Hub, folder: Path) -> None:
 
 
 def serve_recipes(hub: Hub, folder: Path) -> None:
-    """Serve what the recipes in conf/experiment name: one model and its tokenizer under many names."""
+    """Serve what the recipes in conf/experiment name: one model and tokenizer under many names."""
     files = {head: read_folder(tiny_model(folder / head, head=head)) for head in ("lm", "score")}
     marked = CHATML.replace("{{ '<|im_start|>'", "{% generation %}{{ '<|im_start|>'").replace(
         "{% endfor", "{% endgeneration %}{% endfor"

@@ -171,13 +171,18 @@ class First(Ordered):
         super().__init__(folder, word)
 
 class Everything(TrainerCallback):
-    def __init__(self, tokenizer, processing_class, folder, train_dataset, eval_dataset, prompts, generate, trainer):
+    def __init__(self, tokenizer, processing_class, folder, train_dataset, eval_dataset, prompts,
+                 generate, trainer):
         prompts = list(prompts)
-        found = [len(tokenizer), processing_class is tokenizer, len(train_dataset), len(eval_dataset), prompts[0]]
-        self.path, self.found, self.prompts, self.generate = Path(folder) / "found.json", found, prompts, generate
+        self.path = Path(folder) / "found.json"
+        self.prompts = prompts
+        self.generate = generate
+        self.found = [len(tokenizer), processing_class is tokenizer]
+        self.found += [len(train_dataset), len(eval_dataset), prompts[0]]
         self.trainer = trainer
     def on_train_begin(self, args, state, control, model=None, **more):
-        self.found += [self.generate(model, self.prompts, max_new_tokens=3, temperature=0), model is self.trainer.model]
+        texts = self.generate(model, self.prompts, max_new_tokens=3, temperature=0)
+        self.found += [texts, model is self.trainer.model]
         self.path.write_text(json.dumps(self.found))
 
 class Open(TrainerCallback):

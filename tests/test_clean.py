@@ -1,4 +1,4 @@
-"""Only listed, dead runs of this group are deleted; the rest stays whole, whatever stops a clean."""
+"""Only listed, dead runs of this group are deleted; the rest stays whole, whatever stops it."""
 
 import io
 import os

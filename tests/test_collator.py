@@ -1,4 +1,4 @@
-"""Collators: the shipped one by hand, and a user's own around the trainer's, with several trainers."""
+"""Collators: the shipped one by hand, and a user's own around those of several trainers."""
 
 import functools
 
@@ -60,7 +60,8 @@ class Watching:
 
     def __call__(self, rows):
         made = self.inner(rows)
-        Path(self.into).write_text(json.dumps({name: list(part.shape) for name, part in made.items()}))
+        shapes = {name: list(part.shape) for name, part in made.items()}
+        Path(self.into).write_text(json.dumps(shapes))
         return made
 
 class Alone:
@@ -70,7 +71,8 @@ class Alone:
     def __call__(self, rows):
         import torch
         longest = max(len(row["input_ids"]) for row in rows)
-        ids = [row["input_ids"] + [self.pad_token_id] * (longest - len(row["input_ids"])) for row in rows]
+        ids = [row["input_ids"] for row in rows]
+        ids = [row + [self.pad_token_id] * (longest - len(row)) for row in ids]
         labels = [row["labels"] + [-100] * (longest - len(row["labels"])) for row in rows]
         mask = [[1] * len(row["labels"]) + [0] * (longest - len(row["labels"])) for row in rows]
         made = {"input_ids": ids, "labels": labels, "attention_mask": mask}

@@ -310,7 +310,7 @@ def test_what_an_experiment_sets_of_its_option_goes_with_the_option(words, expec
     assert peft == (expected and {"target_modules": ["query_key_value"]} | expected)
 
 
-# --- speed=max --------------------------------------------------------------------------------------
+# --- speed=max ------------------------------------------------------------------------------------
 
 GROUPED = "trainer.args.train_sampling_strategy=group_by_length"
 

@@ -253,7 +253,7 @@ CELLS = {
 
 
 def answers(wanted):
-    """The answers that metrics read: the judged ones, or those to imitate, from the last turn on."""
+    """The answers that metrics read: the judged ones, or those to imitate, from their last turn."""
     if "unpaired" in wanted:
         return {"answer": wanted["unpaired"]}
     rows = [dict(row) for row in wanted.get("demonstration", []) if "input_ids" not in row]

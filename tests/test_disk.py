@@ -1,4 +1,4 @@
-"""A full disk costs no good checkpoint; with space again, the run ends: a part of ``fault/disk``."""
+"""A full disk costs no good checkpoint; with space again, the run ends: part of ``fault/disk``."""
 
 import shutil
 import sys

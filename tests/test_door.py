@@ -371,9 +371,17 @@ MACHINES = ["launcher=accelerate", "launcher.num_machines=2"]
 @pytest.mark.parametrize(
     ("variables", "words", "message"),
     [
-        ({}, ["launcher.machine_rank=1", "launcher.rendezvous=a.b-c:80"], "with 1 of 2 processes; {}a.b-c:80"),
         (
-            {"SLURM_NODEID": "1", "SLURM_JOB_ID": "70042", "SLURM_JOB_NODELIST": "n[01-03,7]-a[2,3],gpu1"},
+            {},
+            ["launcher.machine_rank=1", "launcher.rendezvous=a.b-c:80"],
+            "with 1 of 2 processes; {}a.b-c:80",
+        ),
+        (
+            {
+                "SLURM_NODEID": "1",
+                "SLURM_JOB_ID": "70042",
+                "SLURM_JOB_NODELIST": "n[01-03,7]-a[2,3],gpu1",
+            },
             ["launcher.num_processes=3"],
             "machine 1 of 2, with 3 of 6 processes; {}n01-a2:20042",
         ),

@@ -26,7 +26,7 @@ TOY = ("model=tiny", "dataset=toy_sort", "limit=10", "batch_size=4")
 
 @pytest.fixture
 def evaluate(tmp_path, monkeypatch, capsys):
-    """Run the verb in the test's own folder; return the figures, the completions, and the output."""
+    """Run the verb in the test's own folder; return the figures, the completions, the output."""
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str, code: int = 0):

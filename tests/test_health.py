@@ -308,7 +308,7 @@ def test_a_training_that_never_prefers_a_completion_to_another_learns_nothing(si
 
 
 def concluded(steps, *held_out, online=False):
-    """The conclusion of the last alarm on a training of these steps, with changes on held-out rows."""
+    """The conclusion of the last alarm on a training with these steps and held-out changes."""
     alarm = EndedWorse(online=online)
     assert rings(alarm, steps) is None
     return alarm.conclude(Step(len(steps)), [Change(*change) for change in held_out])

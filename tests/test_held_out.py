@@ -93,7 +93,7 @@ def test_sums_of_batches_are_the_figures_of_all_rows():
 
 
 # --- Every trainer ------------------------------------------------------------------------------
-# Where TRL notes its figures under other names, or counts otherwise, those of one batch and of several differ.
+# TRL logs these figures under other names, or counts them differently for one batch and several.
 
 FIGURES = {
     "sft": ("loss", "entropy", "mean_token_accuracy"),

@@ -1,4 +1,4 @@
-"""The index of a group agrees with its files, whatever happens to either; and runs that are lost."""
+"""The index of a group agrees with its files, whatever happens to either; and lost runs."""
 
 import json
 import os

@@ -272,8 +272,10 @@ class FreshConfig(transformers.TrainingArguments):
     novelty: float = 0.5
 
 class Fresh(transformers.Trainer):
-    def __init__(self, model, args, train_dataset=None, eval_dataset=None, processing_class=None, callbacks=None):
-        super().__init__(model, args, train_dataset=train_dataset, eval_dataset=eval_dataset, callbacks=callbacks)
+    def __init__(self, model, args, train_dataset=None, eval_dataset=None, processing_class=None,
+                 callbacks=None):
+        super().__init__(model, args, train_dataset=train_dataset, eval_dataset=eval_dataset,
+                         callbacks=callbacks)
 """
 
 
@@ -376,17 +378,21 @@ from torch.nn.functional import cross_entropy, logsigmoid
 def whole(outputs, labels, num_items_in_batch=None, **more):
     logits, targets = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
     total = cross_entropy(logits, targets, reduction="sum", ignore_index=-100)
-    return total / (num_items_in_batch if num_items_in_batch is not None else (targets != -100).sum())
+    if num_items_in_batch is None:
+        num_items_in_batch = (targets != -100).sum()
+    return total / num_items_in_batch
 
 def pair(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps, beta):
-    return -logsigmoid(beta * ((chosen_logps - ref_chosen_logps) - (rejected_logps - ref_rejected_logps)))
+    margin = (chosen_logps - ref_chosen_logps) - (rejected_logps - ref_rejected_logps)
+    return -logsigmoid(beta * margin)
 
 def judged(logps, ref_logps, desirable, kl, beta):
     return 1 - torch.sigmoid(beta * torch.where(desirable, 1.0, -1.0) * (logps - ref_logps - kl))
 
 def odds(chosen_logps, rejected_logps, beta):
     chosen, rejected = chosen_logps.exp(), rejected_logps.exp()
-    return -beta * logsigmoid((chosen_logps - torch.log1p(-chosen)) - (rejected_logps - torch.log1p(-rejected)))
+    chosen_odds = chosen_logps - torch.log1p(-chosen)
+    return -beta * logsigmoid(chosen_odds - (rejected_logps - torch.log1p(-rejected)))
 
 def surrogate(log_probs, old_log_probs, advantages, mask, clip=0.2):
     ratio = (log_probs - old_log_probs).exp()
@@ -402,7 +408,8 @@ def every(**given):
     import json
     from pathlib import Path
     Path("given.json").write_text(json.dumps(sorted(given)))
-    names = [name for name in ("log_probs", "logps", "chosen_logps", "chosen_rewards") if name in given]
+    names = ("log_probs", "logps", "chosen_logps", "chosen_rewards")
+    names = [name for name in names if name in given]
     return given[names[0]] ** 2
 """
 
@@ -529,7 +536,8 @@ def test_the_loss_counts_tokens_over_all_micro_batches(train):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    ["trainer=sft loss=focal", "trainer=sft loss=label_smoothed", "trainer=dpo loss=length_normalised",
+    ["trainer=sft loss=focal", "trainer=sft loss=label_smoothed",
+    "trainer=dpo loss=length_normalised",
      "trainer=cpo loss=margin", "trainer=orpo loss=margin", "trainer=dpo loss=margin peft=lora",
      "trainer=sft loss._target_=torch.nn.CrossEntropyLoss loss.label_smoothing=0.1"],
 )  # fmt: skip

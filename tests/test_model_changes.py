@@ -1,5 +1,6 @@
-"""A model that is changed as it is loaded, by new tokens, keys of its config, a family's template or experts in LoRA:
-what is wrong is found before torch, and what is trained loads elsewhere and is what the run was.
+"""Models that change as they are loaded: new tokens, config keys, templates, LoRA of experts.
+
+Faults are found before torch is imported; the trained model loads elsewhere with the run's weights.
 """
 
 import json

@@ -259,7 +259,8 @@ FIRST = {
 def test_at_first_the_policy_is_its_reference_and_every_ratio_one(tmp_path, case, twice):
     model = letter_model("gpt_neox", hidden_dropout=0.5, attention_dropout=0.5)
     trainer = letter_trainer(
-        tmp_path, model=model, temperature=0.7, activation_checkpointing=twice, max_steps=1, num_ppo_epochs=1,
+        tmp_path, model=model, temperature=0.7, activation_checkpointing=twice, max_steps=1,
+        num_ppo_epochs=1,
         stop_token_id=2, **FIRST[case],
     )  # fmt: skip
     if twice:
@@ -354,7 +355,8 @@ def test_the_end_token_is_learned_where_it_also_pads(tmp_path):
     model.config.pad_token_id = END
     tokenizer = letter_tokenizer("<end>")
     trainer = letter_trainer(
-        tmp_path, model=model, processing_class=tokenizer, reward_funcs=ended, rows=letter_rows(32), max_steps=8,
+        tmp_path, model=model, processing_class=tokenizer, reward_funcs=ended,
+        rows=letter_rows(32), max_steps=8,
         per_device_train_batch_size=32, kl_coef=0.0,
     )  # fmt: skip
     trainer.train()
@@ -381,7 +383,8 @@ def test_every_declared_end_token_ends_a_completion(tmp_path):
 )
 def test_a_missing_end_is_penalised_whatever_ends_a_completion(tmp_path, asked):
     trainer = letter_trainer(
-        tmp_path, reward_funcs=zero, missing_eos_penalty=2.0, model=letter_model(spread=0.05), max_steps=1, **asked,
+        tmp_path, reward_funcs=zero, missing_eos_penalty=2.0, model=letter_model(spread=0.05),
+        max_steps=1, **asked,
         response_length=12, eval_dataset=letter_rows(8),
     )  # fmt: skip
     ids = set(trainer.stop_ids)
@@ -784,7 +787,8 @@ def test_bf16_is_honoured(tmp_path):
 def test_every_mini_batch_of_every_epoch_is_a_clipped_step(tmp_path, parts):
     # 20 rows: the third update is the first of a new pass over the data.
     trainer = letter_trainer(
-        tmp_path, rows=letter_rows(20), num_ppo_epochs=3, num_mini_batches=parts, max_steps=4, max_grad_norm=0.01,
+        tmp_path, rows=letter_rows(20), num_ppo_epochs=3, num_mini_batches=parts, max_steps=4,
+        max_grad_norm=0.01,
         learning_rate=1e-3,
     )  # fmt: skip
     steps = watch_steps(trainer)

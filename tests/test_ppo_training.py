@@ -238,7 +238,8 @@ def test_evaluating_does_not_change_the_training(tmp_path):
 @pytest.mark.slow
 def test_samples_do_not_replace_those_of_an_evaluation(tmp_path):
     build(
-        tmp_path, eval_dataset=letter_rows(8), per_device_eval_batch_size=2, num_sample_generations=2, num_ppo_epochs=1,
+        tmp_path, eval_dataset=letter_rows(8), per_device_eval_batch_size=2,
+        num_sample_generations=2, num_ppo_epochs=1,
         eval_strategy="steps", eval_steps=1,
     ).train()  # fmt: skip
     lines = (tmp_path / "completions.jsonl").read_text().splitlines()
@@ -297,8 +298,10 @@ class Events(TrainerCallback):
 def test_the_best_checkpoint_comes_back_and_callbacks_see_every_event(tmp_path):
     events = Events()
     trainer = build(
-        tmp_path, eval_dataset=letter_rows(8), max_steps=4, learning_rate=0.03, num_ppo_epochs=2, callbacks=[events],
-        eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, load_best_model_at_end=True,
+        tmp_path, eval_dataset=letter_rows(8), max_steps=4, learning_rate=0.03, num_ppo_epochs=2,
+        callbacks=[events],
+        eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
+        load_best_model_at_end=True,
         metric_for_best_model="eval_objective/kl", greater_is_better=True,
     )  # fmt: skip
     trainer.train()
@@ -329,7 +332,8 @@ def test_training_stops_early_where_the_metric_does_not_rise(tmp_path):
 
     trainer = build(
         tmp_path, eval_dataset=letter_rows(8), max_steps=6, num_ppo_epochs=1, reward_funcs=constant,
-        eval_strategy="steps", eval_steps=1, metric_for_best_model="eval_objective/scores", greater_is_better=True,
+        eval_strategy="steps", eval_steps=1, metric_for_best_model="eval_objective/scores",
+        greater_is_better=True,
         callbacks=[EarlyStoppingCallback(early_stopping_patience=2)], load_best_model_at_end=True,
         save_strategy="steps", save_steps=1,
     )  # fmt: skip
@@ -533,7 +537,8 @@ def test_the_critic_comes_to_explain_the_returns(tmp_path):
 
     rows = Dataset.from_dict({"prompt": [*"abcdefgh" * 4]})
     trainer = letter_trainer(
-        tmp_path, rows=rows, reward_funcs=wanted, per_device_train_batch_size=32, max_steps=20, kl_coef=0.0,
+        tmp_path, rows=rows, reward_funcs=wanted, per_device_train_batch_size=32, max_steps=20,
+        kl_coef=0.0,
         vf_coef=1.0, value_warmup_steps=20,
     )  # fmt: skip
     trainer.train()

@@ -519,7 +519,8 @@ class Tell(TrainerCallback):
         self.steps += 1
 
     def on_predict(self, args, state, control, metrics, model, **given):
-        Path("told.txt").write_text(f"{self.steps} {self.rows} {sorted(metrics)} {type(model).__name__}")
+        told = f"{self.steps} {self.rows} {sorted(metrics)} {type(model).__name__}"
+        Path("told.txt").write_text(told)
 
 class TellAgain(Tell):
     pass

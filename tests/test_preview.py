@@ -593,8 +593,9 @@ def test_the_preview_refuses_as_the_training_does(runner):
     assert "rows=3" in runner("preview", "--help").stdout
 
 
-HARNESS = """<!doctype html><body><iframe src="page.html" style="width:{width}px;height:800px;border:0"></iframe>
-<script>onload = () => {{ const page = document.querySelector("iframe").contentDocument.documentElement;
+HARNESS = """<!doctype html><body>
+<iframe src="page.html" style="width:{width}px;height:800px;border:0"></iframe><script>
+onload = () => {{ const page = document.querySelector("iframe").contentDocument.documentElement;
 document.body.dataset.found = page.scrollWidth + " of " + page.clientWidth }}</script></body>"""
 
 

@@ -39,7 +39,7 @@ class Config(Base):
         if is_nowhere_to_be_found_available():
             raise ImportError("installed")
         if not is_torch_bf16_gpu_available():
-            raise ValueError("a feature of a machine is no package, and a package may have another name")
+            raise ValueError("a machine's feature is no package; a package may have another name")
         if not (0 <= args.share < 1):
             raise ValueError("a share")
         return

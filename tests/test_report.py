@@ -1,4 +1,4 @@
-"""A run's curves show what it logged, its page is true, and damage is reported instead of raised."""
+"""A run's curves show what it logged, its page is true, and damage is reported, not raised."""
 
 import json
 

@@ -56,7 +56,7 @@ def weights(folder):
 
 
 def stop_at(runner, words, step, number):
-    """Start the command, send a signal once its log has reached a step, and return its exit code."""
+    """Start the command, send a signal once its log has reached a step, return its exit code."""
     started = runner.start(*words)
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline and not started.ended():
@@ -119,7 +119,7 @@ def test_the_same_command_continues_to_the_same_bits(
 def test_a_run_killed_behind_its_last_step_ends_with_the_best_checkpoint_and_the_whole_record(
     train, capfd
 ):
-    """The held-out loss falls, and the best checkpoint is the one with the highest: an early one."""
+    """The held-out loss falls, and the best checkpoint has the highest one: it is an early one."""
     words = (
         "trainer=sft",
         *WORDS,

@@ -1,4 +1,4 @@
-"""Rewards: values by hand, texts and conversations alike, and reward models, refused if untrained."""
+"""Rewards: values by hand, texts and conversations alike, and reward models, if trained."""
 
 import pytest
 import torch

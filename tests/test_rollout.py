@@ -1,4 +1,4 @@
-"""Completions of several turns with tools that answer between them: sampling, and what PPO learns."""
+"""Completions of several turns with tools that answer in between: sampling, and PPO on them."""
 
 import pytest
 import torch
@@ -23,7 +23,8 @@ from tests.tiny_ppo import (
 )
 
 TEMPLATE = """{%- for turn in messages -%}
-{%- if turn['role'] == 'assistant' -%}{{ turn['content'] }}{%- if turn['tool_calls'] -%}a{%- endif -%}{{ eos_token }}
+{%- if turn['role'] == 'assistant' -%}
+{{- turn['content'] }}{%- if turn['tool_calls'] -%}a{%- endif -%}{{ eos_token }}
 {%- else -%}{{ turn['content'] + '\n' }}{%- endif -%}{%- endfor -%}
 {%- if add_generation_prompt -%}{{ opened or 's' }}{%- endif -%}"""
 SIZE = 60

@@ -1,5 +1,6 @@
-"""Held-out sets of other sources, system prompts in files, and arguments of a row's own for its template: how they are
-typed, what is refused, and that they reach what is trained, sampled and shown.
+"""Held-out sets from other sources, system prompts in files, and template arguments for each row.
+
+How they are typed, what is refused, and that training, sampling and previews use them.
 """
 
 import json
@@ -30,16 +31,20 @@ SORTED = [(f"Sort these digits: {digits}", " ".join(sorted(digits.split()))) for
 ASKED = [{"question": question, "answer": answer} for question, answer in SORTED]
 ARGUMENTS = [{"enable_thinking": False}, None, {"style": "5"}, {"enable_thinking": True}]
 # A template with an argument, as SmolLM3's: without thinking an answer opens with "no:".
-THINKING = """{%- for message in messages -%}
+THINKING = """{%- set opening = '' -%}
+{%- if enable_thinking is defined and not enable_thinking -%}
+{%- set opening = 'no:' -%}
+{%- endif -%}
+{%- for message in messages -%}
 {{- '<|im_start|>' + message['role'] + '\n' -}}
 {%- if message['role'] == 'assistant' -%}
-{{- ('no:' if enable_thinking is defined and not enable_thinking else '') + message['content'] + eos_token + '\n' -}}
+{{- opening + message['content'] + eos_token + '\n' -}}
 {%- else -%}
 {{- message['content'] + (' as ' + style if style is defined else '') + '<|im_end|>\n' -}}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
-{{- '<|im_start|>assistant\n' + ('no:' if enable_thinking is defined and not enable_thinking else '') -}}
+{{- '<|im_start|>assistant\n' + opening -}}
 {%- endif -%}
 """
 TEMPLATE = "model.tokenizer.chat_template=think.jinja"

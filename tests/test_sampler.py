@@ -213,7 +213,7 @@ def test_the_steps_of_a_graph_draw_what_the_loop_draws(kind, stops):
 
 
 class Caching(torch.nn.Module):
-    """A module that builds a table in its first pass and keeps it, as models do with rotary angles."""
+    """A module that builds a table in its first pass and keeps it, like rotary angles."""
 
     def __init__(self, inner):
         super().__init__()

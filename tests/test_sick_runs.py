@@ -1,4 +1,4 @@
-"""Sick runs stop within five steps and keep their last good checkpoint: a part of ``fault/sick``."""
+"""Sick runs stop within five steps and keep their last good checkpoint: part of ``fault/sick``."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""A run's state is true, whatever happened to it and in whatever order: a part of ``fault/states``."""
+"""A run's state is true, whatever happened to it in whatever order: a part of ``fault/states``."""
 
 import sys
 from pathlib import Path

@@ -116,7 +116,7 @@ def test_a_model_is_not_said_to_be_sharded_where_it_cannot_be(
 
 
 def test_accelerate_shards_no_model_on_a_cpu_unless_it_takes_it_for_a_gpu(monkeypatch):
-    """If this fails, accelerate has changed; the refusals or the exception for these tests may go."""
+    """If this fails, accelerate has changed; the refusals or the tests' exception may go."""
     import torch
     from accelerate import DistributedType, PartialState
     from accelerate.state import AcceleratorState

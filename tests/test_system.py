@@ -14,7 +14,8 @@ ROOT = Path(__file__).parent.parent
 # imported before.
 AS_WINDOWS = """
 import asyncio, os, platform, signal, subprocess, sys, sysconfig, multiprocessing.util
-for name in ("fork", "setsid", "killpg", "waitid", "O_NOFOLLOW", "O_NONBLOCK", "WNOHANG", "sched_getaffinity"):
+for name in ("fork", "setsid", "killpg", "waitid", "O_NOFOLLOW", "O_NONBLOCK", "WNOHANG",
+             "sched_getaffinity"):
     delattr(os, name)
 for name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGKILL", "SIGALRM", "alarm"):
     delattr(signal, name)

@@ -1,4 +1,4 @@
-"""The terminal shows a bar that fits and colours unless they are refused; its text is in the log."""
+"""The terminal shows a bar that fits, colours unless refused; its text is in the log."""
 
 import fcntl
 import os

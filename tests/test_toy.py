@@ -96,7 +96,7 @@ def test_the_shipped_tokenizer_is_what_the_rows_make(tmp_path):
 
 
 def test_the_tokenizer_loads_as_it_was_made():
-    """Some architectures of transformers replace the pre-tokenizer in tokenizer.json by their own."""
+    """Some architectures of transformers replace the pre-tokenizer of tokenizer.json."""
     texts = ["Sort these digits: 7 3 9 1", "It's GREAT,  isn't it?\n\n 2026", "Grüße, 漢字"]
     loaded = AutoTokenizer.from_pretrained(TINY)
     made = PreTrainedTokenizerFast.from_pretrained(TINY)

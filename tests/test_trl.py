@@ -113,7 +113,7 @@ def test_a_trainer_composes_with_what_it_must_be_given(option):
     )
 
 
-# --- A teacher behind vLLM's protocol: a stand-in for the server, since the real one needs a GPU ----------------------
+# --- A teacher behind vLLM's protocol: a stand-in for the server, since the real one needs a GPU --
 
 
 class Teacher(BaseHTTPRequestHandler):
@@ -195,16 +195,18 @@ def test_a_teacher_on_a_server_teaches(runner):
     assert all(0 < loss < math.inf for loss in losses)
 
 
-# --- A trainer that loads the weights itself --------------------------------------------------------------------------
+# --- A trainer that loads the weights itself ------------------------------------------------------
 
 BY_PATH = """
 from trl import SFTTrainer
 
 
 class PathTrainer(SFTTrainer):
-    def __init__(self, model: str, args=None, train_dataset=None, processing_class=None, callbacks=None):
+    def __init__(self, model: str, args=None, train_dataset=None, processing_class=None,
+                 callbacks=None):
         assert type(model) is str
-        super().__init__(model, args, None, train_dataset, processing_class=processing_class, callbacks=callbacks)
+        super().__init__(model, args, None, train_dataset, processing_class=processing_class,
+                         callbacks=callbacks)
 """
 
 

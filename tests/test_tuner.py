@@ -1,5 +1,6 @@
-"""What of a model is trained, whole or beside an adapter; each kind of tuner is saved, loads elsewhere and is put back
-as the best checkpoint.
+"""The trained part of a model, whole or beside an adapter.
+
+Each kind of tuner is saved, loads elsewhere, and comes back as the best checkpoint.
 """
 
 import json
@@ -165,7 +166,8 @@ def biases(model):
     return model
 
 def shallow(model, task_type, r):
-    names = [name for name, _ in model.named_modules() if name.endswith("layers.0.self_attn.q_proj")]
+    ending = "layers.0.self_attn.q_proj"
+    names = [name for name, _ in model.named_modules() if name.endswith(ending)]
     return LoraConfig(r=r, target_modules=names, task_type=task_type)
 
 def load_adapter_weights(model, task_type):

@@ -1,4 +1,4 @@
-"""Values that silently spoil a training are refused: out of range, of unknown names, or never read."""
+"""Values that silently spoil a training are refused: out of range, unknown, or never read."""
 
 import itertools
 import json

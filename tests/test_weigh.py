@@ -225,7 +225,10 @@ def test_thoughts_and_calls_of_tools_belong_to_the_answer(tokenizer):
     ]
     thinking = "<tool_call>look</tool_call><|im_end|><think>\n\nso it is\n</think>\n7<|im_end|>"
     assert trained(tokenizer, {"messages": talk}, answers) == thinking
-    silent = lambda messages: pattern(messages, r"(?s)<think>.*</think>\s*", weight=0.0)  # noqa: E731
+
+    def silent(messages):
+        return pattern(messages, r"(?s)<think>.*</think>\s*", weight=0.0)
+
     assert (
         trained(tokenizer, {"messages": talk}, answers, silent)
         == "<tool_call>look</tool_call><|im_end|>7<|im_end|>"
@@ -390,7 +393,7 @@ def logps(model, ids, mask):
 
 
 def expected_weights(trainer, ids, mask):
-    """3 for an assistant token with a digit, else 0.5; read from the tokens, without any template."""
+    """3 for an assistant token with a digit, else 0.5; read from the tokens, without a template."""
     words = [[trainer.processing_class.decode(token) for token in row] for row in ids]
     weights = torch.zeros(ids.shape, dtype=torch.float64)
     for row, sequence in enumerate(words):
@@ -585,9 +588,11 @@ def test_weights_of_one_change_no_bit(train, words):
 
 @pytest.mark.slow
 def test_answers_only_is_what_the_trainer_masks(train, tmp_path):
-    """The rule and TRL's own mask, from a template that marks answers, train the same, bit for bit."""
-    rows = [{"messages": [{"role": "user", "content": f"{n} 3"}, {"role": "assistant", "content": f"3 {n}"}] * 2}
-            for n in range(10)]  # fmt: skip
+    """The rule and TRL's own mask, from a template that marks answers, train the same bits."""
+    rows = []
+    for n in range(10):
+        turns = [{"role": "user", "content": f"{n} 3"}, {"role": "assistant", "content": f"3 {n}"}]
+        rows.append({"messages": turns * 2})
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = (
         "trainer=sft",

@@ -360,7 +360,7 @@ def test_a_word_where_a_verb_stands_leads_to_a_command(word):
     )
 
 
-# --- A file, a folder, a run or a name on the hub in the place of an option ------------------------
+# --- A file, a folder, a run or a name on the hub in the place of an option -----------------------
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def test_the_expanded_words_are_what_is_composed(tmp_path, monkeypatch, capsys):
     assert "  is    rows.jsonl  command line" in capsys.readouterr().out
 
 
-# --- Help -------------------------------------------------------------------------------------------
+# --- Help -----------------------------------------------------------------------------------------
 
 
 def test_the_help_fits_a_screen_and_has_every_verb(capsys):

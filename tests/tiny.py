@@ -106,7 +106,7 @@ ROWS: dict[str, dict[str, dict[str, tuple[Callable[[int], dict], int]]]] = {
 }
 
 
-# --- Of the recipes in conf/experiment, whose words no tokenizer of the tests is trained on --------
+# --- Recipes in conf/experiment, whose words no tokenizer of the tests is trained on --------------
 
 
 def _conversation(number: int) -> dict:
@@ -183,7 +183,7 @@ RECIPE_MODELS = [
 
 
 def rows_of(repo_id: str) -> dict[str, dict[str, list[dict]]]:
-    """Rows of a data set in ``ROWS`` or ``RECIPES``: config -> split -> rows, no row in two splits."""
+    """Rows of a data set in ``ROWS`` or ``RECIPES``: config -> split -> rows, each once."""
     return {config: _make_splits(splits) for config, splits in (ROWS | RECIPES)[repo_id].items()}
 
 

@@ -94,7 +94,7 @@ HELD_OUT = 200  # rows to evaluate on, of each kind
 
 
 def sort_row(random: Random) -> Row | None:
-    """One preference between the sorted digits and a wrong answer; None if the two would be equal."""
+    """One preference between the sorted digits and a wrong answer; None if they would be equal."""
     digits = [random.randrange(10) for _ in range(DIGITS)]
     right = _written(sorted(digits))
     wrong = _written(_badly_sorted(digits, random))
@@ -169,7 +169,7 @@ def _png(pixels: list[list[bool]], *palette: tuple[int, ...]) -> bytes:
 
 
 def held_out(row: Row) -> bool:
-    """True if a row belongs to evaluation: one in five, chosen by what would give the answer away."""
+    """True if a row belongs to evaluation: one in five, chosen by what would reveal the answer."""
     if "image" in row:
         return sha256(str(row["image"]).encode()).digest()[0] % 5 == 0
     secret = (
@@ -216,7 +216,7 @@ TOOL = {
 
 
 def prices(seed: int, held: bool) -> list[Row]:
-    """Every question for a price, once answered by asking the tool, and five times by an opinion."""
+    """Every question for a price, answered once by asking the tool and five times by an opinion."""
     random = Random(seed)
     rows = list[Row]()
     for place in PLACES:

@@ -8,10 +8,9 @@ process of its own, and then TRL's trainer on the arguments, rows and model of t
 ``4bit`` is that on 4 bits, ``liger`` that with fused kernels, ``max`` with ``speed=max``. TRL 1.16
 has no PPO.
 
-run: python tests/benchmark/card.py                needs 20 GB of disk, and a card of 80 GB for PPO
-in full
+run: python tests/benchmark/card.py           needs 20 GB of disk, and a card of 80 GB for full PPO
      python tests/benchmark/card.py --experiment sft_qwen_tldr --variant lora 4bit --steps 50
-     python tests/benchmark/card.py --tiny         tries the script itself on the CPU, with models of two layers
+     python tests/benchmark/card.py --tiny    tries the script on the CPU, with two layers
 
 Prints one markdown table: the median of tokens per second over the steps but the first, and the
 most memory that PyTorch allocated. Without a CUDA card it says so and ends; nan is a case that

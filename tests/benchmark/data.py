@@ -2,10 +2,12 @@
 
 What a second start reuses, what a million rows cost.
 
-    reference   a DPO step without the reference's pass; the losses; a second run, which finds the log-probabilities
-    tokens      a second start with another learning rate, which finds the tokens; SFT and DPO
+    reference   a DPO step without the reference's pass; the losses; a second run, which reuses the
+                log-probabilities
+    tokens      a second start with another learning rate, which reuses the tokens; SFT and DPO
     rows        first and second starts on ever more rows: seconds a row, and memory
-    stream      a run on streamed rows that is killed and goes on: local files, the loopback hub, S3 (with moto)
+    stream      a run on streamed rows that is killed and resumed: local files, the loopback hub, S3
+                (with moto)
 
 run: python tests/benchmark/data.py --only reference tokens
      python tests/benchmark/data.py --only rows --sizes 10000 100000 1000000
@@ -47,7 +49,8 @@ from meter import Meter
 rows = load_dataset("json", data_files={rows!r}, split="train")
 model = AutoModelForCausalLM.from_pretrained({model!r}, dtype="float32")
 tokenizer = AutoTokenizer.from_pretrained({model!r})
-cpu = dict(use_cpu=True, bf16=False, activation_checkpointing=False, report_to="none", save_strategy="no", seed=0)
+cpu = dict(use_cpu=True, bf16=False, activation_checkpointing=False, report_to="none", seed=0,
+           save_strategy="no")
 args = trl.{kind}Config({out!r}, **cpu, **{args!r})
 trainer = trl.{kind}Trainer(model=model, args=args, train_dataset=rows, processing_class=tokenizer,
                             callbacks=[Meter({out!r})])
@@ -73,7 +76,8 @@ class Meter(TrainerCallback):
             self.losses.append(logs["loss"])
     def on_train_end(self, args, state, control, **given):
         self.out.mkdir(parents=True, exist_ok=True)
-        (self.out / "meter.json").write_text(json.dumps({"steps": self.steps[1:], "losses": self.losses}))
+        measured = {"steps": self.steps[1:], "losses": self.losses}
+        (self.out / "meter.json").write_text(json.dumps(measured))
 """
 
 

@@ -9,7 +9,9 @@ in for rewards of one's own. Values that only the user knows keep a file from ru
 of refusals say whether it is a training of a kind that is trained here.
 
 run: git clone --depth 1 of each below FOLDER, then
-     python tests/benchmark/imports.py FOLDER [--only ms-swift] [--files] [--refused]     about 2 minutes
+     python tests/benchmark/imports.py FOLDER [--only ms-swift] [--files] [--refused]
+
+It takes about 2 minutes.
 """
 
 from __future__ import annotations

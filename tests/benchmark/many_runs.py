@@ -1,9 +1,10 @@
 """CPU seconds and memory of the commands that look at many runs, at several sizes, and how they
 grow.
 
-run: python tests/benchmark/many_runs.py 1000 10000            the plan of a sweep, its skip check,
-reports, the listing
+run: python tests/benchmark/many_runs.py 1000 10000
      python tests/benchmark/many_runs.py 300 3000 --only report again
+
+It measures the plan of a sweep, its skip check, reports, and the listing.
 
 One run is trained. The others are copies of it with a learning rate, a kl_coef and a seed of their
 own: the config that the public ``compose`` freezes for them and its key, and the run's own status,

@@ -52,9 +52,11 @@ config, trainer = getattr(trl, kind + "Config"), getattr(trl, kind + "Trainer")
 data = load_dataset("json", data_files=rows, split="train").remove_columns("digits")
 if kind == "SFT":
     data = data.rename_column("chosen", "completion").remove_columns("rejected")
-args = config(folder, max_steps=int(steps), per_device_train_batch_size=int(batch), learning_rate=1e-4, use_cpu=True,
-              bf16=False, gradient_checkpointing=False, report_to="none", save_strategy="no", disable_tqdm=True)
-made = trainer(AutoModelForCausalLM.from_pretrained(model, dtype="float32"), args=args, train_dataset=data,
+args = config(folder, max_steps=int(steps), per_device_train_batch_size=int(batch),
+              learning_rate=1e-4, use_cpu=True, bf16=False, gradient_checkpointing=False,
+              report_to="none", save_strategy="no", disable_tqdm=True)
+policy = AutoModelForCausalLM.from_pretrained(model, dtype="float32")
+made = trainer(policy, args=args, train_dataset=data,
                processing_class=AutoTokenizer.from_pretrained(model))
 made.train()
 made.save_model(folder)
@@ -172,7 +174,7 @@ def print_row(name: str, costs: dict[str, float], digits: int = 2) -> None:
     print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
-# --- The parts --------------------------------------------------------------------------------------
+# --- The parts ------------------------------------------------------------------------------------
 
 
 def startup(measure: Measure) -> None:
@@ -254,13 +256,13 @@ def measure_sweep(values: int) -> Callable[[Measure], None]:
     return sweep
 
 
-# --- The commands of each side ----------------------------------------------------------------------
+# --- The commands of each side --------------------------------------------------------------------
 
 
 def sides_of(
     kind: str, steps: int, batch: int, folder: Path, *, logs: bool = False
 ) -> dict[str, list[list[object]]]:
-    """The command of each side; ours evaluates nothing if ``logs`` says that only the steps count."""
+    """The command of each side; ours evaluates nothing if ``logs`` says that only steps count."""
     command = [*ours(kind, steps, batch), "learning_rate=1e-4", "output_root=made"]
     command += ["metric=none", "dataset.split.eval=null"] if logs else ["dataset.limit.eval=100"]
     script = [

@@ -159,7 +159,7 @@ def run_controls(warm: Warm, folder: Path) -> int:
 
 
 def main(words: list[str]) -> int:
-    """Train by SFT or DPO, as the first word says, with config fields given as ``<name>=<JSON>``."""
+    """Train by SFT or DPO, as the first word says; config fields are given as ``<name>=<JSON>``."""
     import torch
     import trl
     from datasets import load_dataset

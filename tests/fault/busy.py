@@ -1,6 +1,6 @@
 """The suite on a busy machine: green beside processes that spin, as often as requested.
 
-    python tests/fault/busy.py                            the whole suite twice beside two spinning processes
+    python tests/fault/busy.py                            the suite, twice, beside two processes
     python tests/fault/busy.py --runs 1 tests/test_x.py   words after the options go to pytest
 
 The spinning processes end with this script, also when it is killed. Of each run it prints the exit

@@ -63,7 +63,7 @@ PAPERS = ("status.json", "manifest.json", "config.yaml", "metrics.jsonl")
 
 
 class Sick:
-    """A killed run, a finished one and an undisturbed one, copies of which are damaged; made once."""
+    """A killed run, a finished one and an undisturbed one, to be copied and damaged; made once."""
 
     def __init__(self, root: Path, warm: Warm):
         self.root, self.warm, self.count = root, warm, 0

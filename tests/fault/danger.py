@@ -1,7 +1,7 @@
 """A configuration, run folder or file of a stranger runs nothing, writes nowhere and sends nothing.
 
-    python tests/fault/danger.py                     everything
-    python tests/fault/danger.py targets words       some of: targets words files bombs pickles network
+    python tests/fault/danger.py                  everything
+    python tests/fault/danger.py targets words    some of: targets words files bombs pickles network
 
 Prints a line for each kind with how many were refused, and each that was not; the exit code is 1
 where one was not. The cases are data, in ``danger_cases``. Commands of the door are forked from
@@ -47,7 +47,7 @@ PRIVATE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELIS
 
 @dataclass
 class Outcome:
-    """The outcome of a command: exit code, output, CPU seconds and the growth of its memory in MB."""
+    """The outcome of a command: exit code, output, CPU seconds, and memory growth in MB."""
 
     code: int
     text: str
@@ -87,7 +87,8 @@ def be_command(
     code = 1
     try:
         os.dup2(output, 1), os.dup2(output, 2)
-        sys.stdout = sys.stderr = open(1, "w", closefd=False)  # noqa: SIM115  a test has others here
+        # A test may have replaced them.
+        sys.stdout = sys.stderr = open(1, "w", closefd=False)  # noqa: SIM115
         os.chdir(cwd)
         os.environ.update(PRIVATE | {"HF_HOME": str(cwd / ".hf")} | variables)
         resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
@@ -103,7 +104,7 @@ def be_command(
         os._exit(code)
 
 
-# --- Targets ---------------------------------------------------------------------------------------------------------
+# --- Targets --------------------------------------------------------------------------------------
 
 
 def misses_of_targets(
@@ -140,7 +141,7 @@ def laid(cfg: dict[str, Any], place: str, target: str) -> dict[str, Any]:
     return cfg
 
 
-# --- Words and files -------------------------------------------------------------------------------------------------
+# --- Words and files ------------------------------------------------------------------------------
 
 
 def lay_ground(folder: Path) -> Path:
@@ -277,7 +278,7 @@ def judged(name: str, outcome: Outcome, mark: Path, behind: bool = False) -> Ite
         yield f"{name}: exit code {outcome.code}: {' '.join(outcome.text.split())[-160:]}"
 
 
-# --- Bombs -----------------------------------------------------------------------------------------------------------
+# --- Bombs ----------------------------------------------------------------------------------------
 
 
 def misses_of_bombs(
@@ -320,14 +321,16 @@ def explode(work: Path, door: str, bomb: str, frozen: str) -> Outcome:
     return fork(words, work)
 
 
-# --- Pickles ---------------------------------------------------------------------------------------------------------
+# --- Pickles --------------------------------------------------------------------------------------
 
 # Where a run folder of somebody else's may hold one, and what is asked of it.
 PICKLES = """
-checkpoints/checkpoint-2/optimizer.pt checkpoints/checkpoint-2/scheduler.pt checkpoints/checkpoint-2/rng_state.pth
-checkpoints/checkpoint-2/training_args.bin checkpoints/checkpoint-2/pytorch_model.bin checkpoints/checkpoint-2/scaler.pt
-checkpoints/checkpoint-2/adapter_model.bin checkpoints/checkpoint-2/rng_state_0.pth model/pytorch_model.bin
-model/training_args.bin model/adapter_model.bin model/optimizer.pt tensorboard/events.pkl rows.pkl tracker.pkl
+checkpoints/checkpoint-2/optimizer.pt checkpoints/checkpoint-2/scheduler.pt
+checkpoints/checkpoint-2/rng_state.pth checkpoints/checkpoint-2/training_args.bin
+checkpoints/checkpoint-2/pytorch_model.bin checkpoints/checkpoint-2/scaler.pt
+checkpoints/checkpoint-2/adapter_model.bin checkpoints/checkpoint-2/rng_state_0.pth
+model/pytorch_model.bin model/training_args.bin model/adapter_model.bin model/optimizer.pt
+tensorboard/events.pkl rows.pkl tracker.pkl
 """.split()
 VERBS = {
     "train": [],  # the same words again
@@ -390,7 +393,7 @@ def resumable(folder: Path) -> None:
     shutil.rmtree(folder / "model")
 
 
-# --- The network -----------------------------------------------------------------------------------------------------
+# --- The network ----------------------------------------------------------------------------------
 
 # Runs some commands in one process, and tells of each what it asked of another machine.
 WATCH = """
@@ -448,7 +451,7 @@ def misses_of_network(folder: Path, journeys: Sequence[str] = tuple(JOURNEYS)) -
         yield f"only {len(told)} of {len(journeys)} came to an end: {done.stderr[-200:]}"
 
 
-# --- All of it -------------------------------------------------------------------------------------------------------
+# --- All of it ------------------------------------------------------------------------------------
 
 
 def warmly(warm: Warm, **variables: str) -> Run:

@@ -2,10 +2,10 @@
 
 A test fails for each.
 
-    python tests/fault/defects.py                    every defect with the tests that are listed for it
+    python tests/fault/defects.py                    every defect with the tests listed for it
     python tests/fault/defects.py seal ppo           those whose name or file holds one of the words
-    python tests/fault/defects.py seal --slow        with the listed tests that train whole runs, too
-    python tests/fault/defects.py seal --tests tests/test_files.py tests/test_run.py     with these tests instead
+    python tests/fault/defects.py seal --slow        with listed tests that train whole runs, too
+    python tests/fault/defects.py seal --tests tests/test_files.py    with these tests instead
     python tests/fault/defects.py seal --all-tests   with all tests
 
 The defects are data, in ``defect_cases``. Code that moves takes its defects along: only ``file``,

@@ -1,6 +1,6 @@
 """A run of ours beside the equivalent TRL script: the same losses and weights, bit for bit.
 
-    python tests/fault/equal.py [TRAINER ...]     trains each trainer of the menu that is TRL's in both ways
+    python tests/fault/equal.py [TRAINER ...]    trains each of TRL's trainers in both ways
 
 The script has the fields of the config that the run has, makes its rows of the file, and leaves the
 rest to TRL.
@@ -85,7 +85,7 @@ def rows_of(cfg: dict[str, Any]) -> Dataset:
 
 
 def train_plainly(cfg: dict[str, Any], folder: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """The losses and weights of TRL's trainer with the rows and fields of a frozen configuration."""
+    """The losses and weights of TRL's trainer with rows and fields of a frozen configuration."""
 
     def find(target: str) -> Any:
         module, _, name = target.rpartition(".")

@@ -4,7 +4,7 @@ Each is typed on top of the words for which it was printed.
 
     python tests/fault/fixes.py                 the fixes of every case of ``bad_input``
     python tests/fault/fixes.py number null     of those whose kind or name holds one of the words
-    PYTHONPATH=tests/fault python -m pytest -p fixes -s tests/test_door.py    of what commands of these tests print
+    PYTHONPATH=tests/fault python -m pytest -p fixes -s tests/test_door.py    of these tests' output
 
 A fix may offer several ways ("A, or B"); each is tried by itself, in a new folder with the files of
 the case, as a user would: a word takes the place of the one with its key, "leave X out" takes the
@@ -251,7 +251,7 @@ class Counts:
         )
 
 
-# --- As a plugin of pytest: the faults that tests meet ----------------------------------------------
+# --- As a plugin of pytest: the faults that tests meet --------------------------------------------
 
 
 def pytest_configure(config) -> None:

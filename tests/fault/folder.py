@@ -100,7 +100,7 @@ def make_place(root: Path, name: str, warm: Warm, door: str = "runner.__main__:m
     return place
 
 
-# --- Pairs ----------------------------------------------------------------------------------------------------------
+# --- Pairs ----------------------------------------------------------------------------------------
 
 
 def misses_of_pairs(root: Path, warm: Warm, count: int, chance: random.Random) -> Iterator[str]:
@@ -163,7 +163,7 @@ def control(root: Path, warm: Warm) -> int:
     return sum(process.wait().returncode != 0 for process in [place.start(()), place.start(())])
 
 
-# --- Starts ---------------------------------------------------------------------------------------------------------
+# --- Starts ---------------------------------------------------------------------------------------
 
 
 def misses_of_starts(root: Path, warm: Warm, count: int, chance: random.Random) -> Iterator[str]:
@@ -206,7 +206,7 @@ def when_all_may(words: list[str]) -> int:
     return main(words)
 
 
-# --- Again ----------------------------------------------------------------------------------------------------------
+# --- Again ----------------------------------------------------------------------------------------
 
 
 def misses_of_again(root: Path, warm: Warm, count: int, chance: random.Random) -> Iterator[str]:
@@ -235,7 +235,7 @@ def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
     }
 
 
-# --- Driver ---------------------------------------------------------------------------------------------------------
+# --- Driver ---------------------------------------------------------------------------------------
 
 
 def misses_of_driver(root: Path, warm: Warm, count: int, chance: random.Random) -> Iterator[str]:

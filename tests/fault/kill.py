@@ -293,7 +293,7 @@ def storm(
     chance: random.Random,
     power: bool = False,
 ) -> Tally:
-    """Kill a run again and again, then let it finish; ``touches`` are those of an undisturbed one."""
+    """Kill a run again and again, then let it finish; ``touches`` are of an undisturbed one."""
     tally = Tally(runs=1)
     weights = [weight for _, weight in PLACES.values()]
     for again in range(kills):

@@ -1,8 +1,8 @@
 """Kinds of configuration modelled on TRL's own tests (kinds.yaml), composed, and trained for two
 steps.
 
-    python tests/fault/kinds.py [TRAINER ...]     prints each that did not do as it should, and a table by trainer
-    python tests/fault/kinds.py --compose         composes and checks alone
+    python tests/fault/kinds.py [TRAINER ...]     prints each wrong one, and a table by trainer
+    python tests/fault/kinds.py --compose         only composes and checks
 
 A kind trains, or is refused in the words that kinds.yaml names: exit 2 or 5 before a step is taken,
 and no traceback.
@@ -52,7 +52,8 @@ async def late(completions, **_):
     return [float(len(str(each)) % 5) for each in completions]
 
 def some(completions, **_):
-    return [None if number % 2 else float(len(str(each)) % 7) for number, each in enumerate(completions)]
+    scores = [float(len(str(completion)) % 7) for completion in completions]
+    return [None if number % 2 else score for number, score in enumerate(scores)]
 
 def none(completions, **_):
     return [None for _ in completions]

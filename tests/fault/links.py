@@ -1,7 +1,8 @@
-"""A run folder of a stranger: whatever lies in the place of a file or a folder in it, no verb writes, empties, deletes
-or shows anything elsewhere, and none hangs.
+"""In a stranger's run folder no verb writes, empties, deletes or shows anything elsewhere.
 
-    python tests/fault/links.py                       every place, kind and verb; an hour on one core
+Nor does any hang, whatever lies in the place of a file or folder.
+
+    python tests/fault/links.py                       every place, kind and verb; an hour
     python tests/fault/links.py --every 17            each 17th case
     python tests/fault/links.py --verbs report train  of these verbs
 

@@ -1,6 +1,6 @@
 """Many of everything: memory, descriptors, processes and temporary folders do not grow.
 
-    python tests/fault/load.py                            500 jobs, 2,000 reports: about half an hour of one processor
+    python tests/fault/load.py                            500 jobs, 2,000 reports: half an hour
     python tests/fault/load.py --jobs 50 --reports 200
 
 A sweep of so many trained one-step jobs, two processes that train as one, and so many reports one

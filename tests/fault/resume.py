@@ -160,7 +160,7 @@ CHANGES = {
 }
 
 
-# --- The lists, by the real functions and without a training ----------------------------------------------------------
+# --- The lists, by the real functions and without a training --------------------------------------
 
 
 def laid(cfg: Mapping[str, Any], root: Path) -> dict[str, Any]:
@@ -305,7 +305,7 @@ def is_typeable(fix: str, old: Any) -> bool:
     return to_text(getattr(text, "text", text)) == to_text(old)
 
 
-# --- Real runs --------------------------------------------------------------------------------------------------------
+# --- Real runs ------------------------------------------------------------------------------------
 
 
 class Interrupted:

@@ -119,7 +119,7 @@ class Moved(TrainerCallback):
 
 
 class Masking:
-    """Batches whose labels are all masked, from batch ``at`` to ``until``, or of evaluations only."""
+    """Batches whose labels are all masked, from ``at`` to ``until``, or of evaluations only."""
 
     def __init__(self, inner: Any, at: int = 1, until: int = 10**9, evaluations: bool = False):
         self.inner, self.at, self.until, self.evaluations = inner, at, until, evaluations
@@ -239,7 +239,7 @@ class NanLoss:
 
 
 class HugeLoss:
-    """The usual loss; from some batch on, one whose gradient has finite entries but no finite norm."""
+    """The usual loss; from some batch on, with a gradient of finite entries but no finite norm."""
 
     def __init__(self, at: int):
         self.at, self.count = at, 0

@@ -1,7 +1,9 @@
 """No secret is in any byte that is written, however it is given and wherever one looks.
 
     python tests/fault/secret.py                everything
-    python tests/fault/secret.py refused lived  some of: harmless lines refused lived trackers controls
+    python tests/fault/secret.py refused lived  some of it
+
+The parts are: harmless lines refused lived trackers controls.
 
 Ways are data, in ``secret_cases``. A way is either refused, with four beats that do not repeat the
 secret, or the run goes its way, through a report, an export, predictions and evaluations, and every
@@ -48,7 +50,8 @@ from transformers import TrainerCallback
 class Chatty(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         warnings.warn(f"the token is {os.environ['MY_TOKEN']}, is it not?")
-        logging.getLogger("chatty").warning("Authorization: Bearer %s", os.environ["OPENAI_API_KEY"])
+        key = os.environ["OPENAI_API_KEY"]
+        logging.getLogger("chatty").warning("Authorization: Bearer %s", key)
         logging.getLogger("chatty").error("could not reach %s", os.environ["DATABASE_URL"])
 
 class Loud(TrainerCallback):
@@ -68,11 +71,11 @@ class Broken(TrainerCallback):
 """.replace("FOREIGN", FOREIGN)
 
 
-# --- The search ------------------------------------------------------------------------------------------------------
+# --- The search -----------------------------------------------------------------------------------
 
 
 def spellings(secret: str) -> set[bytes]:
-    """A secret as it is, in an address, as source and JSON write it, and in base64 at any offset."""
+    """A secret as it is, in an address, in source and JSON, and in base64 at any offset."""
     forms = {
         text.encode()
         for text in (secret, quote(secret, safe=""), repr(secret)[1:-1], json.dumps(secret)[1:-1])
@@ -126,7 +129,7 @@ def hits_of_others(folder: Path, text: str) -> Iterator[str]:
             yield hit
 
 
-# --- What is none, and what is refused --------------------------------------------------------------------------------
+# --- What is none, and what is refused ------------------------------------------------------------
 
 
 def misses_of_harmless() -> Iterator[str]:
@@ -177,7 +180,7 @@ def misses_of_refused(
         yield from (f"{way}: {hit}" for hit in hits(work, outcome.text))
 
 
-# --- A life with secrets all around -----------------------------------------------------------------------------------
+# --- A life with secrets all around ---------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -308,7 +311,7 @@ def misses_of_trackers(folder: Path, run: Run) -> Iterator[str]:
         yield from (f"{name}: {hit}" for hit in hits_of_others(work, outcome.text))
 
 
-# --- Controls ---------------------------------------------------------------------------------------------------------
+# --- Controls -------------------------------------------------------------------------------------
 
 HYDRA = """
 import sys
@@ -317,12 +320,13 @@ import hydra
 Path("conf").mkdir()
 Path("conf/c.yaml").write_text("hub_token: null\\n")
 sys.argv = ["app", "hub_token=" + sys.argv[1]]
-hydra.main(version_base="1.3", config_path=str(Path("conf").absolute()), config_name="c")(lambda cfg: None)()
+main = hydra.main(version_base="1.3", config_path=str(Path("conf").absolute()), config_name="c")
+main(lambda cfg: None)()
 """
 
 
 def controls(folder: Path) -> dict[str, list[str]]:
-    """The secrets found after a plain Trainer's save, after a plain Hydra, and in our own archives."""
+    """The secrets found after a plain Trainer's save, plain Hydra, and in our own archives."""
     import torch
     from transformers import TrainingArguments
 
@@ -343,7 +347,7 @@ def controls(folder: Path) -> dict[str, list[str]]:
     return {place.name: list(hits(place)) for place in (trainer, hydra, packed)}
 
 
-# --- All of it --------------------------------------------------------------------------------------------------------
+# --- All of it ------------------------------------------------------------------------------------
 
 
 def kinds(folder: Path, warm: Warm) -> dict[str, tuple[int, Callable[[], Iterator[str]]]]:

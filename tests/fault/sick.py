@@ -51,7 +51,7 @@ PPO = ("trainer.args.response_length=8", "trainer.args.num_ppo_epochs=1")
 
 @dataclass(frozen=True)
 class Case:
-    """A run: its words, and for a sick one the step of its fault and the alarm that must be raised."""
+    """A run: its words, and for a sick one the step of its fault and the expected alarm."""
 
     name: str
     words: tuple[str, ...]
@@ -675,7 +675,8 @@ def _tokenizer():
 
 MODELS = {
     "the shipped one": ("trainer.args.max_steps=40", "trainer.args.per_device_train_batch_size=32"),
-    "30 million": ("model=new", "model.hidden_size=512", "model.intermediate_size=2048", "model.num_hidden_layers=8",
+    "30 million": ("model=new", "model.hidden_size=512", "model.intermediate_size=2048",
+                   "model.num_hidden_layers=8",
                    "model.num_attention_heads=8", "trainer.args.max_steps=10",
                    "trainer.args.per_device_train_batch_size=16"),
 }  # fmt: skip

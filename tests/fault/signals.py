@@ -64,7 +64,7 @@ MOMENT = 0.02  # most seconds between an instant and its signal
 CYCLE = 2  # steps between two from which a resume is exact, at most in these trainings
 
 
-# --- In the process of the command --------------------------------------------------------------------------------
+# --- In the process of the command ----------------------------------------------------------------
 
 
 def main(words: list[str]) -> int:
@@ -140,7 +140,7 @@ def step_now() -> int:
     return Run(configs[0].parent).status()["step"] if configs else 0
 
 
-# --- Outside of it --------------------------------------------------------------------------------------------------
+# --- Outside of it --------------------------------------------------------------------------------
 
 
 def start(place: Place, words: Sequence[str], **asked: Any) -> tuple[int, str]:
@@ -160,7 +160,7 @@ def calls_of(place: Place, words: Sequence[str], **asked: Any) -> dict[str, int]
 def misses_of_stop(
     place: Place, words: Sequence[str], phase: str, asked: dict[str, Any]
 ) -> Iterator[str]:
-    """Stop the command once and yield the faults; the phase may not occur in the rest of the run."""
+    """Stop the command once and yield the faults; the phase need not occur in a run."""
     told = place.folder / "told"
     told.unlink(missing_ok=True)
     before = [state_of(path.parent) for path in place.folder.glob("outputs/run/*/config.yaml")]

@@ -146,7 +146,7 @@ class Cluster:
         )
 
     def hurry(self, job: str) -> str:
-        """Start a requeued job at once, for which Slurm would wait two minutes; return the queue."""
+        """Start a requeued job at once, without Slurm's delay of two minutes; return the queue."""
         queue = self("squeue", "--noheader", "--array", "--format=%i %r").strip()
         if f"{job} BeginTime" in queue:
             self("scontrol", "update", f"jobid={job}", "starttime=now")
@@ -353,8 +353,10 @@ def stages(cluster: Cluster) -> str:
 STAGES = """# @package _global_
 name: two
 stages:
-  sft: [trainer=sft, metric=none, dataset.limit.eval=8, trainer.args.max_steps=30, callback.slow._target_=mine.Slow]
-  more: [trainer=sft, metric=none, dataset.limit.eval=8, trainer.args.max_steps=3, "model.path=${run:sft}"]
+  sft: [trainer=sft, metric=none, dataset.limit.eval=8, trainer.args.max_steps=30,
+    callback.slow._target_=mine.Slow]
+  more: [trainer=sft, metric=none, dataset.limit.eval=8, trainer.args.max_steps=3,
+    "model.path=${run:sft}"]
 """
 
 

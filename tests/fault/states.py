@@ -2,7 +2,7 @@
 
 Started, stopped, killed, damaged and started again.
 
-    python tests/fault/states.py                    1000 lives of up to eight events, some minutes of one processor
+    python tests/fault/states.py                    1000 lives of up to eight events, some minutes
     python tests/fault/states.py --count 100
 
 The worker, its lock, its files, its callbacks, the seals and the end of a training are the real
@@ -267,7 +267,8 @@ def start(run: Run, way: str = "finish", when: int = 0) -> int:
     code = 70
     gc.disable()
     try:
-        sys.stdout = sys.stderr = open(run.folder.parent / "told", "w")  # noqa: SIM115  a test has others here
+        # A test may have replaced them.
+        sys.stdout = sys.stderr = open(run.folder.parent / "told", "w")  # noqa: SIM115
         for number in (1, 2):
             os.dup2(sys.stdout.fileno(), number)
         for number in SIGNALS:
@@ -459,7 +460,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def finished_is_true(self) -> None:
-        """Finished only with all steps done, once and in order, and with sealed, correct weights."""
+        """Finished only with all steps done, once and in order, and sealed, correct weights."""
         if not hasattr(self, "run") or self.run.status()["state"] != "finished":
             return
         assert self.run.status()["step"] == STEPS

@@ -1,14 +1,15 @@
 """Callbacks react to the events of a training.
 
-    python -m runner --config-dir conf 'allow=[my_lab]' callback.diary._target_=my_lab.callback.Diary
+    python -m runner --config-dir conf 'allow=[my_lab]' \\
+        callback.diary._target_=my_lab.callback.Diary
 
 The runner fills in what a constructor asks for by name: ``tokenizer``, ``folder`` (of the run),
 ``train_dataset``, ``eval_dataset``, ``prompts`` (held out), ``generate(model, prompts,
 max_new_tokens=...)``, ``trainer``. The other arguments are keys of the YAML. Each event comes with
 ``args`` (the trainer's), ``state`` (``global_step``, ``max_steps``, ``log_history``...),
-``control`` (set ``control.should_training_stop`` and the like to steer), and in ``more`` with
-``model``, ``optimizer``, ``lr_scheduler``, ``train_dataloader`` and ``processing_class``. The model
-of PPO holds the ``policy`` beside its critic.
+``control`` (set ``control.should_training_stop`` and the like), and in ``kwargs`` with ``model``,
+``optimizer``, ``lr_scheduler``, ``train_dataloader`` and ``processing_class``. The model of PPO
+holds the ``policy`` beside its critic.
 """
 
 import json

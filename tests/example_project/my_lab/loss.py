@@ -1,4 +1,4 @@
-"""Losses: one number for each entry of the batch. The names of the arguments choose what is passed."""
+"""Losses: one number for each entry of the batch. The names of arguments choose what is passed."""
 
 
 def capped(log_probs, most: float = 3.0):

@@ -1,4 +1,4 @@
-"""Optimizers are classes like torch's; schedules are functions or classes that take an optimizer."""
+"""Optimizers are classes like torch's; schedules, functions or classes that take an optimizer."""
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR

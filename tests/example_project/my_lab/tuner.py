@@ -1,5 +1,7 @@
-"""Tuners: what is trained. A function of ``model`` changes it and gives it back, or gives a PeftConfig to be put on; a
-class may save and load what it has put on a model by itself.
+"""Tuners choose the weights to train.
+
+A function of ``model`` changes and returns it, or returns a PeftConfig to apply. A class may save
+and load what it has put on a model.
 """
 
 import torch
