@@ -40,7 +40,7 @@ def test_the_plan_says_how_much_is_sampled_and_what_to_type_for_less(capsys, mon
     assert "1,424 answers, while it takes 128 texts" in said(capsys, *epoch)[1]
 
 
-def test_what_reads_known_answers_is_not_bounded_and_not_told(capsys, monkeypatch, tmp_path):
+def test_metrics_of_known_answers_have_no_bound(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert said(capsys, "trainer=dpo", "dataset=ultrafeedback", "trainer.args.max_steps=1") == []
     (composed,) = compose_runs(["trainer=online_dpo", "metric=none"])
@@ -59,7 +59,7 @@ def test_what_reads_known_answers_is_not_bounded_and_not_told(capsys, monkeypatc
         (["trainer=sft", "metric.exact.limit=10"], 10, 2),
     ],
 )
-def test_what_is_counted(words, answers, evaluations):
+def test_the_budget_counts_prompts_of_all_evaluations(words, answers, evaluations):
     (composed,) = compose_runs(words)
     budget = evaluation_budget(Experiment.read(composed.cfg))
     assert (budget.answers, budget.evaluations) == (answers, evaluations)

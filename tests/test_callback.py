@@ -58,7 +58,7 @@ def test_all_that_was_logged_at_one_step_is_one_line(tmp_path):
     assert [line["percentage"] for line in lines(path)] == [10.0, 20.0]
 
 
-def test_what_is_no_json_is_written_as_text(tmp_path):
+def test_values_outside_json_are_written_as_text(tmp_path):
     callback = Record(tmp_path / "metrics.jsonl", lambda **changes: None)
     callback.on_train_begin(None, state(0), None)
     callback.on_log(
@@ -94,7 +94,7 @@ def test_steps_that_are_trained_again_are_written_once(tmp_path, torn):
     assert elapsed == sorted(elapsed)
 
 
-def test_what_was_written_behind_the_step_of_a_resume_goes_at_once(tmp_path):
+def test_a_resume_deletes_what_later_steps_had_written(tmp_path):
     path = tmp_path / "metrics.jsonl"
     samples = tmp_path / "samples.jsonl"
     record(path, [1, 2, 3, 4])
@@ -399,7 +399,7 @@ def test_options_of_callbacks_combine():
     ]
 
 
-def test_prompts_of_ones_own_need_no_held_out_rows(capsys):
+def test_typed_prompts_need_no_held_out_rows(capsys):
     words = [
         "callback=samples",
         "callback.samples.prompts=[hello]",
@@ -435,7 +435,7 @@ def test_an_experiment_is_tried_in_two_steps_and_learns_eight_rows_by_heart(trai
 # --- A reference that a callback moves ------------------------------------------------------------
 
 
-def test_a_reference_that_a_callback_moves_is_held_and_asked_in_each_step():
+def test_a_reference_that_a_callback_updates_is_kept_and_used_in_each_step():
     cfg = compose(["trainer=dpo", "callback=sync_ref_model"]).cfg
     args = {"disable_dropout": True, "max_steps": 100}
     args |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}

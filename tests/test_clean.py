@@ -54,7 +54,7 @@ def checkpoints(name: str) -> list[str]:
     return sorted(os.listdir(GROUP / name / "checkpoints"))
 
 
-def test_it_lists_first_and_deletes_only_when_it_is_told_to(group, capsys, monkeypatch):
+def test_it_deletes_only_on_request_what_it_lists_first(group, capsys, monkeypatch):
     before = files_of(group.parent)
     assert main(["clean", "kl", "where=state=failed"]) == 0
     stdout = capsys.readouterr().out
@@ -95,7 +95,7 @@ def test_the_newest_checkpoint_is_whole_before_others_go(group, capsys):
     assert len(checkpoints(THIRD)) == 3
 
 
-def test_what_a_report_makes_again_goes(group, capsys):
+def test_files_that_a_report_can_make_again_are_deleted(group, capsys):
     before = files_of(group)
     assert main(["report", "kl"]) == main(["report", f"kl/{FIRST}"]) == 0
     assert main(["clean", "kl", "keep=runs", "yes=true"]) == 0
@@ -157,7 +157,7 @@ def test_a_run_that_is_named_twice_or_gone_meanwhile_is_not_made_again(group, ca
     ]
 
 
-def test_it_is_told_which_run_builds_on_one_that_goes(group, capsys):
+def test_a_run_that_builds_on_a_deleted_one_is_named(group, capsys):
     write(
         group / SECOND / "manifest.json", {"uses": {"model.path": str((group / FIRST).absolute())}}
     )
@@ -190,7 +190,7 @@ def test_no_link_is_followed(group, tmp_path, capsys):
     assert "a link to" in stdout
 
 
-def test_what_no_run_writes_is_not_deleted(group, capsys):
+def test_files_that_no_run_writes_are_not_deleted(group, capsys):
     (group / FIRST / "thesis.tex").write_text("mine")
     (group / SECOND / ".notes").write_text("mine")
     (group / "thesis.tex").write_text("mine")

@@ -119,7 +119,7 @@ def test_a_longer_run_keeps_to_when_the_reference_is_computed(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize("trainer", ["sft", "dpo", "grpo"])
-def test_what_the_runner_sets_against_the_library_is_known(tmp_path, trainer):
+def test_fields_that_the_runner_overrides_are_listed(tmp_path, trainer):
     """To name the library's own default would be a change, which its signature does not tell."""
     cfg = laid(composed(trainer), tmp_path)
     ours = build_args(Run(Path(cfg["resume"])))
@@ -145,7 +145,7 @@ def interrupted(tmp_path_factory, warm):
         ("grpo", ("trainer.args.max_steps=10",)),
     ],
 )
-def test_a_run_that_goes_on_ends_as_if_it_had_always_been_so(interrupted, trainer, change):
+def test_a_resumed_run_ends_as_if_the_change_had_always_been_there(interrupted, trainer, change):
     assert differs(interrupted, trainer, change) == ""
 
 

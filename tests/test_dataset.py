@@ -120,7 +120,7 @@ def test_a_packed_file_may_end_in_the_zeros_of_a_tape(tmp_path):
     assert len(train) == 3
 
 
-def test_text_in_csv_stays_as_it_is_written(tmp_path):
+def test_text_in_csv_stays_unchanged(tmp_path):
     text = 'prompt,completion,label\n1+1=, 02,true\nand?,NA,FALSE\n"say ""hi""",None,1\n'
     (tmp_path / "rows.csv").write_text(text)
     train, _ = load_rows(str(tmp_path / "rows.csv"), shuffle=False)
@@ -325,7 +325,7 @@ def test_a_mark_of_byte_order_is_no_fault(tmp_path):
     assert len(load_rows(str(path))[0]) == 1
 
 
-def test_what_only_the_hub_has_is_refused_for_files(file):
+def test_keys_for_the_hub_are_refused_for_files(file):
     where = [fault.where for fault in faults(file, config="main", revision="v1")]
     assert where == ["dataset.config", "dataset.revision"]
 
@@ -377,7 +377,7 @@ def test_named_sets_and_no_training_rows(file):
     assert list(evals) == ["only"]
 
 
-def test_splits_that_are_not_there_are_listed(tmp_path):
+def test_a_missing_split_lists_those_there(tmp_path):
     for name in ("train", "validation"):
         write(tmp_path / f"{name}.jsonl", [exchange(0)])
     (fault,) = faults(tmp_path, split={"train": "train", "eval": "validaton[:5]"})
@@ -428,7 +428,7 @@ def test_limits_are_whole_numbers(file, count):
     assert fault.where == "dataset.limit.eval"
 
 
-def test_held_out_rows_that_are_trained_on_are_told(tmp_path, caplog):
+def test_held_out_rows_that_are_trained_on_are_reported(tmp_path, caplog):
     rows = [exchange(number % 8) for number in range(10)]
     path = write(tmp_path / "rows.jsonl", rows)
     load_rows(path, split={"train": "train[:8]", "eval": "train[7:]"}, to="demonstration")
@@ -467,7 +467,7 @@ def test_bad_rows_have_the_number_that_they_have_in_the_source(tmp_path):
     assert faults(path, bad_rows="keep")[0].where == "dataset.bad_rows"
 
 
-def test_where_no_row_is_left(tmp_path):
+def test_no_row_left_is_a_fault(tmp_path):
     path = write(tmp_path / "rows.jsonl", [exchange(0) | {"completion": ""}] * 2)
     assert faults(path, to="demonstration")[0].found == "2 of 2 rows are bad"
     rows = [exchange(0) | {"label": False}] * 2
@@ -669,13 +669,13 @@ def test_every_batch_of_judged_answers_holds_good_and_bad_ones(tmp_path, batch):
     assert [sum(labels[start : start + 4]) for start in range(0, 40, 4)] == [3] * 10
 
 
-def test_labels_that_are_all_alike_are_told(tmp_path, caplog):
+def test_labels_that_are_all_the_same_are_reported(tmp_path, caplog):
     path = write(tmp_path / "rows.jsonl", [exchange(n) | {"label": True} for n in range(4)])
     load_rows(path, to="unpaired")
     assert "all labels are the same" in caplog.text
 
 
-def test_a_stream_is_converted_as_it_flows(tmp_path):
+def test_a_stream_is_converted_batch_by_batch(tmp_path):
     rows = [exchange(number) | {"extra": 1} for number in range(30)]
     path = write(tmp_path / "rows.jsonl", rows)
     train, evals = load_rows(
@@ -1004,7 +1004,7 @@ def test_dates_in_json_of_the_hub_are_texts_and_so_they_are_without_it(hub, onli
 
 
 @pytest.mark.slow
-def test_what_the_hub_does_not_have(online_runner):
+def test_missing_repositories_configs_and_splits_are_named(online_runner):
     gsm8k = option("gsm8k")
     jobs = [
         gsm8k | {"config": None},

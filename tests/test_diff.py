@@ -45,7 +45,7 @@ def pair(tmp_path, monkeypatch):
     lay_pair(tmp_path)
 
 
-def test_what_differs_is_told_section_by_section_and_the_shortest_first(pair, capsys):
+def test_differences_come_by_section_the_shortest_first(pair, capsys):
     assert main(["diff", "a", "b"]) == 0
     text = capsys.readouterr().out
     assert "same      hardware, state" in text
@@ -89,7 +89,7 @@ def test_runs_are_found_by_folder_name_and_key(pair, capsys):
         (["a", "b", "output_root=elsewhere"], 4, "python -m runner report"),
     ],
 )
-def test_what_is_no_run_is_told_with_the_nearest(pair, words, code, message, capsys):
+def test_a_missing_run_is_reported_with_the_nearest(pair, words, code, message, capsys):
     assert main(["diff", *words]) == code
     assert message in capsys.readouterr().err
 

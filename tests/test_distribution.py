@@ -58,7 +58,7 @@ def test_the_name_is_that_of_the_project_and_no_text_promises_the_index():
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
-def test_what_is_told_to_install_a_library_is_understood_by_pip_and_has_it(package):
+def test_install_hints_are_valid_for_pip_and_name_the_library(package):
     names = {requirement.name for requirement in typed(package)}
     assert package.partition("[")[0] in names or package in read_extras()
 

@@ -25,7 +25,7 @@ def faults(capsys, *words):
     return capsys.readouterr().err
 
 
-def test_every_fault_is_told_at_once_and_no_folder_is_made(tmp_path, capsys):
+def test_all_faults_are_reported_at_once_and_no_folder_is_made(tmp_path, capsys):
     text = faults(
         capsys,
         "trainer=dpo",
@@ -261,7 +261,7 @@ def test_a_tracker_sets_only_variables_of_trackers(capsys):
         (["import", "/dev/zero"], "a pipe, a socket or a device"),
     ],
 )
-def test_what_would_take_for_ever_or_cannot_be_is_refused_at_once(words, message, capsys):
+def test_endless_or_impossible_requests_are_refused_at_once(words, message, capsys):
     assert message in faults(capsys, *words)
 
 

@@ -239,9 +239,7 @@ class Novel(GRPOTrainer):
 
 
 @pytest.mark.slow
-def test_a_trainer_nobody_has_heard_of_is_forecast_with_its_sampling(
-    composed, measured, monkeypatch
-):
+def test_an_unknown_trainer_is_forecast_with_its_sampling(composed, measured, monkeypatch):
     Path("novelty.py").write_text(UNHEARD)
     monkeypatch.syspath_prepend(str(Path.cwd()))
     words = ("trainer=grpo", "reward=length", "trainer.args.max_completion_length=16")
@@ -252,7 +250,7 @@ def test_a_trainer_nobody_has_heard_of_is_forecast_with_its_sampling(
 
 
 @pytest.mark.slow
-def test_what_could_not_be_measured_is_unknown():
+def test_figures_that_could_not_be_measured_are_unknown():
     lines = "\n".join(format_forecasts([counted(configured())]))
     assert "unknown      activations" in lines
     assert "not measured" in lines
@@ -309,7 +307,7 @@ def test_a_cycle_of_generation_and_its_rows():
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_said_with_what_to_type():
+def test_a_run_that_does_not_fit_is_reported_with_a_fix():
     lines = "\n".join(
         format_forecasts([counted(configured(), memory=1_000_000, speed=1e9, how="measured")])
     )
@@ -435,7 +433,7 @@ def measure(words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["card.py", "ppo_gpu.py"])
-def test_a_benchmark_of_a_card_says_where_there_is_none(script):
+def test_a_benchmark_of_a_card_says_if_there_is_none(script):
     words = [sys.executable, BENCHMARK / script]
     done = subprocess.run(
         words, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True

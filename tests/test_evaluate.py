@@ -122,7 +122,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say(truth, kind, promp
     assert least <= held / 200
 
 
-def test_the_interval_of_wins_is_wilsons_and_ties_make_it_narrower():
+def test_the_interval_of_wins_is_wilsons_and_ties_narrow_it():
     for wins, prompts in ((0, 5), (7, 20), (20, 20)):
         share = wins / prompts
         z = 1.959964
@@ -197,7 +197,7 @@ def test_each_set_has_figures_under_its_name(evaluate):
 
 
 @pytest.mark.slow
-def test_an_own_dataset_brings_what_fits_it_and_the_rest_is_told(evaluate, tmp_path):
+def test_another_dataset_brings_its_metrics_and_the_rest_is_reported(evaluate, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1 2 3"}\n{"prompt": "4 5"}\n')
     figures, rows, streams = evaluate(
         "model=tiny", "file=rows.jsonl", "reward=length", "metric=words", "max_new_tokens=4", code=2

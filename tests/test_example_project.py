@@ -67,7 +67,7 @@ def distances(run: Run) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_project_of_ones_own_trains_with_a_part_of_each_kind(runner, project, variant):
+def test_a_users_project_trains_with_a_part_of_each_kind(runner, project, variant):
     project("allow=[my_lab]", *WORDS, *VARIANTS[variant], *SHORT.get(variant, ()))
     run = the_run(runner)
     assert run.status()["state"] == "finished"
@@ -122,7 +122,7 @@ def test_a_project_of_ones_own_trains_with_a_part_of_each_kind(runner, project, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["loss", "weight", "collator"])
-def test_what_makes_batches_and_losses_changes_the_first_loss(runner, project, part):
+def test_parts_that_make_batches_and_losses_change_the_first_loss(runner, project, part):
     for name, words in {"all": (), "less": (f"{part}=none",)}.items():
         project(
             "allow=[my_lab]",
@@ -137,7 +137,7 @@ def test_what_makes_batches_and_losses_changes_the_first_loss(runner, project, p
 
 
 @pytest.mark.slow
-def test_a_launcher_of_ones_own_starts_the_processes_and_tells_how_they_end(runner, project):
+def test_a_user_launcher_starts_the_processes_and_reports_their_end(runner, project):
     words = ("allow=[my_lab]", *WORDS, "launcher=gentle", "metric=none")
     project(*words, "trainer.args.max_steps=2")
     run = the_run(runner)

@@ -125,7 +125,7 @@ def test_nothing_half_made_is_left(laid, monkeypatch):
         (["x", "private=perhaps"], 2, "true or false"),
     ],
 )
-def test_what_cannot_be_exported_is_told(laid, words, code, message, capsys):
+def test_a_run_that_cannot_be_exported_is_reported(laid, words, code, message, capsys):
     assert main(["export", *words]) == code
     assert message in capsys.readouterr().err
 
@@ -225,7 +225,7 @@ def test_pushing_is_asked_for_private_and_without_what_is_ours(laid, monkeypatch
     )
 
 
-def test_a_hub_that_cannot_be_reached_is_told_before_anything_is_written(laid, capsys):
+def test_an_unreachable_hub_is_reported_before_anything_is_written(laid, capsys):
     assert main(["export", "x", "push=org/name"]) == 5
     assert "push=org/name" in capsys.readouterr().err
     assert not list(laid.rglob("export"))
@@ -351,7 +351,7 @@ def test_a_merged_adapter_gives_the_logits_that_were_trained(trained, trainer, c
 
 
 @pytest.mark.slow
-def test_whole_weights_stay_or_are_rounded_and_ppo_exports_its_policy(trained, tmp_path, capsys):
+def test_full_weights_stay_or_are_rounded_and_ppo_exports_its_policy(trained, tmp_path, capsys):
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -97,7 +97,7 @@ def test_an_evaluation_holds_whole_groups():
     assert halve_evaluation(args) == {"per_device_eval_batch_size": 2}
 
 
-def test_what_is_out_of_memory():
+def test_errors_that_mean_out_of_memory():
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert is_out_of_memory(MemoryError()) and is_out_of_memory(
         RuntimeError("CUDA error: out of memory")
@@ -222,7 +222,7 @@ def test_memory_that_runs_out_in_an_evaluation_leaves_the_steps_as_they_are(trai
         (["callback.x.rows=1", "attempts=1"], 1, "attempts=5"),
     ],
 )
-def test_where_nothing_is_left_to_halve_the_run_ends_with_cause_and_cure(
+def test_a_run_with_nothing_left_to_halve_ends_with_cause_and_fix(
     train, sabotage, capsys, words, count, fix
 ):
     done = train(*WORDS, *SHORT, *words)
@@ -261,7 +261,7 @@ def test_a_run_that_stays_sick_ends_after_so_many_attempts(train, sabotage, caps
 
 
 @pytest.mark.slow
-def test_what_no_rate_heals_is_not_tried_again(train, sabotage):
+def test_a_sickness_that_no_rate_heals_is_not_retried(train, sabotage):
     done = train(*WORDS, "optimizer._target_=sabotage.Idle", "on_sick=rollback")
     assert (done.code, read_adjustments(done.run.folder)) == (3, [])
 

@@ -126,7 +126,7 @@ def test_zero_gradient():
     assert rings(ZeroGradient(), [{"loss": 0.7, "gradient": None}] * 9) is None
 
 
-def test_no_gradient_of_groups_that_are_each_alike_is_no_sickness():
+def test_groups_of_equal_rewards_without_gradient_are_no_sickness():
     step = {"loss": 0.0, "gradient": 0.0}
     alike, unlike = ({"noted": {"frac_reward_zero_std": share}} for share in (1.0, 0.5))
     assert rings(ZeroGradient(online=True), [step | alike] * 9) is None
@@ -258,7 +258,7 @@ def test_constant_reward():
         (1e7, 1e7, "gave 1e7 to each"),
     ],
 )
-def test_rewards_that_are_alike_are_told_as_they_were(low, high, finding):
+def test_equal_rewards_are_reported_with_their_value(low, high, finding):
     alarm = ConstantReward()
     sickness = [
         alarm.observe(Step(number, rewards={"x": (low, high, 64 * number)}))
@@ -431,7 +431,7 @@ NORM = {"norm": math.inf, "gradient": 0.0}
         (NoSignal(), Facts(), {}, "another reward="),
     ],
 )
-def test_what_is_told_to_type_fits_the_cause(alarm, facts, step, first):
+def test_the_fix_fits_the_cause(alarm, facts, step, first):
     alarm.facts = facts
     error = alarm.sickness(Step(**({"number": 9} | step)), "found")
     fix = error.faults[0].fix
@@ -470,7 +470,7 @@ def test_first_margin():
     assert rings(FirstMargin(tolerance=1e-4), [{"loss": 1.0}]) is None
 
 
-def test_each_alarm_says_what_to_type_and_which_checkpoints_are_good():
+def test_each_alarm_names_its_fix_and_the_good_checkpoints():
     for kind in Alarm.__subclasses__():
         assert kind.name
         assert kind.expected
@@ -517,7 +517,7 @@ def test_the_config_knows_each_alarm():
     assert cfg["tolerate"] == {"kl": True, "zero_gradient": 9}
 
 
-def test_what_a_sick_run_does_is_no_other_run():
+def test_the_reaction_to_sickness_is_not_in_the_key():
     cfg = compose(["metric=none"]).cfg
     assert (cfg["on_sick"], cfg["on_memory"], cfg["attempts"]) == ("stop", "halve", 4)
     without = {
@@ -655,7 +655,7 @@ def test_a_norm_that_is_logged_as_endless_ends_the_run():
         training.event("log", logs={"loss": 1.0, "grad_norm": math.inf})
 
 
-def test_what_the_whole_of_a_training_shows_is_found_after_a_resume_too(tmp_path):
+def test_alarms_over_a_whole_training_work_after_a_resume(tmp_path):
     training = Training(lambda resumed: build_alarms(resumed=resumed), folder=tmp_path)
     for loss in (0.2, 3.0, 3.0, 3.0, 3.0, 3.0):
         training.step(loss=loss)
@@ -739,7 +739,7 @@ def test_a_resumed_training_is_as_sick_at_the_same_step(name, steps, done, tmp_p
         ((0.0, True), (-1e-4, True), "frozen at step 4"),  # the critic alone learns
     ],
 )
-def test_a_policy_may_wait_for_its_critic_and_nobody_else(policy, critic, sick):
+def test_only_a_policy_may_wait_for_its_critic(policy, critic, sick):
     """Each of the two by its change in a step, and whether it has a gradient."""
     training = Training(beside=True)
     parts = {training.model.policy: policy, training.model.critic: critic}
@@ -791,7 +791,7 @@ def test_of_a_trainer_without_notes_the_log_counts():
         training.event("log", logs={"loss": 0.7, "rewards/margins": 0.1})
 
 
-def test_what_is_switched_off_is_not_looked_for():
+def test_an_alarm_that_is_off_is_not_built():
     training = Training(lambda resumed: build_alarms(Tolerate.read(dict.fromkeys(ALARMS, True))))
     training.step(loss=NAN, gradient=NAN, change=NAN)
     training.event("save")

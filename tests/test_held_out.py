@@ -245,7 +245,7 @@ def test_the_best_checkpoint_is_not_chosen_by_a_loss_that_rises(train, rows, cap
 # --- Smaller micro-batches ----------------------------------------------------------------------
 
 
-def test_a_halving_says_where_the_steps_are_others_from_there():
+def test_a_halving_says_if_later_steps_differ():
     hooks = SimpleNamespace(loss=None)
     args = SimpleNamespace(loss_type="sigmoid")
     terms = [

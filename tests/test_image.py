@@ -221,7 +221,7 @@ def test_a_step_may_make_images_of_pillow(folder):
     assert refused(write(folder, row(answer="cut")), map=cut)[-1].found == "image file is truncated"
 
 
-def test_rows_without_an_image_stand_beside_those_with_one(folder):
+def test_rows_with_and_without_an_image_mix(folder):
     rows = read(write(folder, row(images=["red.png"]), row(images=[])))
     assert [len(row["images"]) for row in rows] == [1, 0]
     assert rows[1]["prompt"][0]["content"] == ASKED[1:]
@@ -325,7 +325,7 @@ def test_a_bad_image_is_named_by_its_row(folder, kind):
         ),
     ],
 )
-def test_what_a_row_may_not_name(folder, image, finding):
+def test_a_row_may_not_name_files_elsewhere(folder, image, finding):
     packed_file = folder.parent / "secret.png"
     packed_file.write_bytes(packed())
     (folder / "link.png").symlink_to(packed_file)
@@ -413,7 +413,7 @@ def test_a_fault_of_images_names_the_column_that_can_be_left_out(folder, column)
     assert f"dataset.without=[{column}]" in fault.fix
 
 
-def test_who_reads_images_out_of_turns_has_them_in_each_row_or_in_none(folder, seeing):
+def test_trainers_that_read_images_in_turns_need_them_in_all_rows_or_none(folder, seeing):
     rows = read(write(folder, row(image="red.png"), row(image=None)), "prompt")
     args = {kind: {"_target_": f"trl.{kind.upper()}Config"} for kind in ("grpo", "rloo")}
     with pytest.raises(DataError, match="1 rows without an image"):
@@ -478,7 +478,7 @@ def test_a_processor_without_a_tokenizer_is_a_fault(tmp_path):
         load_tokenizer(str(tmp_path))
 
 
-def test_what_is_special_about_images_stands_in_their_record():
+def test_all_special_cases_of_images_are_in_their_record():
     """Beside it are the keys of users, and what other tools write."""
     special = re.compile(r"""["'<](images?|vision_config|image_(processor|token\w*))["'>]""")
     package = Path(modality.__file__).parent.parent
@@ -581,7 +581,7 @@ def test_five_trainers_learn_from_images(train, trainer):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_has_the_same_bits(train):
+def test_a_resumed_run_has_the_same_bits(train):
     words = (
         "trainer=sft",
         *SMALL,
@@ -599,7 +599,7 @@ def test_a_run_that_goes_on_has_the_same_bits(train):
 
 
 @pytest.mark.slow
-def test_adapters_leave_what_sees_as_it_is_or_train_it_whole(train, capsys):
+def test_adapters_leave_the_vision_tower_unchanged_or_train_it_fully(train, capsys):
     start = train("trainer=sft", *SMALL, "metric=none", name="start").run
     words = (
         "trainer=sft",
@@ -639,7 +639,7 @@ def test_a_preview_shows_the_images(capsys, tmp_path):
         (("trainer=sft", "weight=answers"), "whose tokens are made batch by batch"),
     ],
 )
-def test_what_takes_no_images_is_refused_before_the_start(words, finding, capsys):
+def test_parts_that_take_no_images_are_refused_before_the_start(words, finding, capsys):
     assert main([*SMALL, *words, "--dry-run"]) == 2
     assert finding in capsys.readouterr().err
 

@@ -178,7 +178,7 @@ def test_an_index_that_is_damaged_is_made_again_and_no_link_is_followed(
     assert not [name for name in os.listdir(group) if name.startswith(".") and name != index.INDEX]
 
 
-def test_where_nothing_can_be_written_the_report_is_the_same(group, capsys, monkeypatch):
+def test_a_report_is_the_same_in_a_read_only_group(group, capsys, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError
 
@@ -189,7 +189,7 @@ def test_where_nothing_can_be_written_the_report_is_the_same(group, capsys, monk
     assert not (group / index.INDEX).exists()
 
 
-def test_what_was_written_a_moment_ago_is_not_kept(group, capsys, monkeypatch):
+def test_a_file_written_a_moment_ago_is_not_indexed(group, capsys, monkeypatch):
     monkeypatch.undo()
     monkeypatch.chdir(group.parent.parent)
     index.read_group(group)
@@ -277,7 +277,7 @@ def test_names_that_are_no_utf_8_are_reported(group, capsys):
 @pytest.mark.parametrize(
     "word", ["where=stat=failed", "where=failed", "where=", "sort=nothing", "top=0", "top=x"]
 )
-def test_wrong_words_are_told_in_four_beats(group, capsys, word):
+def test_wrong_words_are_reported_in_four_beats(group, capsys, word):
     assert main(["report", "kl", word]) == 2
     stderr = capsys.readouterr().err
     assert all(beat in stderr for beat in ("found ", "expected ", "type "))
@@ -293,7 +293,7 @@ def lay_silent(folder: Path, hours: float, lines: list | None = None) -> Path:
     return folder
 
 
-def test_a_run_of_another_machine_is_lost_when_it_is_silent_and_its_lock_is_free(tmp_path):
+def test_a_run_elsewhere_is_lost_if_silent_and_unlocked(tmp_path):
     silent = lay_silent(tmp_path / "x" / "silent", 1.1)
     assert read_run(silent).state == "lost"
     assert "process ended without a message" in read_run(silent).cause

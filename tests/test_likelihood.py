@@ -64,7 +64,7 @@ def test_an_answer_is_what_training_would_learn(tokenizer):
     assert answers[2] == f"We loved it.{end}".removeprefix(first)
 
 
-def test_what_is_too_long_loses_its_end(model, tokenizer):
+def test_rows_that_are_too_long_lose_their_end(model, tokenizer):
     ids, start = to_ids(tokenizer, ROWS[1])
     reading = AnswerReader(model, tokenizer, start + 2).read(ROWS[:2])
     assert reading.labels[1] == ids[start : start + 2]

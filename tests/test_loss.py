@@ -154,7 +154,7 @@ def test_a_result_of_another_shape_is_refused(result):
         trainer.entrywise(3, log_probs=torch.zeros(3))
 
 
-def test_forward_passes_that_nobody_saw_are_sick():
+def test_a_loss_that_bypasses_the_recorded_forward_pass_is_refused():
     class Models:
         accelerator = type("Accelerator", (), {"unwrap_model": staticmethod(lambda model: model)})
         model = torch.nn.Linear(1, 1)
@@ -235,7 +235,7 @@ def test_every_kind_has_a_class_and_says_what_it_gives():
 
 
 @pytest.mark.parametrize("option", KINDS)
-def test_what_our_classes_read_of_a_trainer_is_there(option):
+def test_attributes_of_trainers_that_our_classes_read_exist(option):
     source = find_definition(targets_of(option)[0]).module.text
     assert [name for name in READ[option] if name not in source] == []
 
@@ -298,7 +298,7 @@ def test_a_trainer_of_the_users_own_is_of_the_kind_that_it_builds_on(own_trainer
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("group", ["loss", "weight"])
-def test_a_trainer_that_nobody_knows_takes_no_loss_and_everything_else(own_trainers, capsys, group):
+def test_an_unknown_trainer_takes_everything_but_a_loss(own_trainers, capsys, group):
     words = [
         "trainer=sft",
         "trainer._target_=my_trainers.Fresh",
@@ -473,7 +473,7 @@ TWINS = [
 @pytest.mark.parametrize(
     ("words", "ours", "is_exact"), TWINS, ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_a_loss_that_is_that_of_the_trainer_trains_as_it_does(train, mine, words, ours, is_exact):
+def test_a_copy_of_the_trainers_loss_trains_the_same(train, mine, words, ours, is_exact):
     theirs = train(*words.split(), *SMALL, name="theirs")
     custom = train(*words.split(), *ours.split(), "allow=[my_losses]", *SMALL, name="own")
     assert losses(custom) == (

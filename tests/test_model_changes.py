@@ -95,7 +95,7 @@ def test_new_tokens_get_rows_near_the_mean_and_the_same_ones_again(kind, tmp_pat
     assert load(tmp_path, tokenizer).get_input_embeddings().num_embeddings == 640
 
 
-def test_a_token_that_is_misspelt_is_not_taken_for_a_new_one():
+def test_a_misspelt_token_is_not_added_as_a_new_one():
     for key, token, fix in (
         ("pad_token", "<|endoftxt|>", "<|endoftext|>"),
         ("eos_token", "<|end|>", "<token>"),
@@ -209,7 +209,7 @@ def test_checks_and_the_loaded_model_have_the_overridden_config():
         (["model.config=3"], "model.config"),
     ],
 )
-def test_what_does_not_go_with_another_config_is_refused(words, where):
+def test_combinations_that_conflict_with_a_config_are_refused(words, where):
     assert where in [fault.where for fault in faults_of(["trainer=sft", *words])]
 
 
@@ -324,7 +324,7 @@ def logits(model) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_an_adapter_with_new_tokens_loads_elsewhere_and_is_the_reference_of_what_goes_on(
+def test_an_adapter_with_new_tokens_loads_elsewhere_and_is_the_next_reference(
     train, rows, tmp_path
 ):
     done = train(

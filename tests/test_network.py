@@ -60,7 +60,7 @@ def test_a_hub_that_never_answers_is_waited_for_in_one_line(address, here, monke
 
 
 @pytest.mark.slow
-def test_a_hub_that_is_not_there_is_told_at_once(here, monkeypatch, capsys):
+def test_an_absent_hub_is_reported_at_once(here, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -90,7 +90,7 @@ def test_ctrl_c_ends_the_wait_at_once(address, here, monkeypatch):
     assert not (here / "outputs").exists()
 
 
-def test_what_is_in_the_cache_is_used_without_asking_again(address, here, monkeypatch, capsys):
+def test_cached_files_are_used_without_asking_again(address, here, monkeypatch, capsys):
     monkeypatch.setattr(hub, "MAX_SECONDS", 0.1)
     node = {"_target_": "runner.model.load.load_model", "path": "org/name"}
     (here / "hf" / "hub" / "models--org--name" / "snapshots" / "abc").mkdir(parents=True)
@@ -176,7 +176,7 @@ def test_redirects_behind_the_first_answer_are_the_environments_fault(inside):
         raise redirects("Exceeded 20 redirects")
 
 
-def test_the_password_of_an_address_is_not_said(address, monkeypatch, capsys):
+def test_the_password_in_an_address_is_not_shown(address, monkeypatch, capsys):
     monkeypatch.setattr(hub, "MAX_SECONDS", 0.2)
     monkeypatch.setattr(hub, "QUIET_SECONDS", 0.01)
     monkeypatch.setenv("HF_ENDPOINT", address.replace("//", "//me:hunter2@"))

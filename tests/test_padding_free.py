@@ -81,7 +81,7 @@ def test_a_model_that_does_not_hand_on_where_rows_end_is_padded():
     assert trunk.config._attn_implementation == "sdpa"
 
 
-def test_a_model_that_raises_is_left_as_it_was(monkeypatch):
+def test_a_model_that_raises_is_left_unchanged(monkeypatch):
     trunk = letter_model().base_model.train()
     before = trunk.config._attn_implementation
     monkeypatch.setattr(rows_in_a_line, "to_line_arguments", None)
@@ -110,7 +110,7 @@ def test_the_update_is_that_of_padded_rows(tmp_path, case):
     assert farthest(*updates) < 1e-4
 
 
-def test_what_is_saved_knows_nothing_of_it(tmp_path):
+def test_saved_models_do_not_depend_on_it(tmp_path):
     trainer = letter_trainer(tmp_path)
     trainer.train()
     trainer.save_model(str(tmp_path / "saved"))

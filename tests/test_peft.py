@@ -410,7 +410,7 @@ def test_the_copy_that_a_trainer_keeps_as_reference_is_not_written(folder, tmp_p
     torch.testing.assert_close(answer(back, folder), answer(trainer.model, folder))
 
 
-def test_the_written_adapter_names_its_base_and_the_one_in_memory_keeps_its_own(folder, tmp_path):
+def test_a_saved_adapter_names_its_base_and_memory_is_unchanged(folder, tmp_path):
     model, config, _ = load_adapter_weights("lora", folder)
     trainer, _ = take_step("sft", model, folder, config)
     write_adapter(trainer.model, tmp_path, base="org/name", revision="v1")
@@ -542,7 +542,7 @@ def test_a_score_head_is_trained_with_the_last_layer(folder):
     assert "model.embed_tokens.weight" not in trained
 
 
-def test_layers_that_there_are_not_and_other_slips_are_named_at_once(folder, tmp_path):
+def test_missing_layers_and_other_slips_are_named_at_once(folder, tmp_path):
     def faults(model, **how) -> list[str]:
         with pytest.raises(ConfigError) as caught:
             train_last_layers(model, **how)

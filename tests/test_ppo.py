@@ -92,7 +92,7 @@ def test_advantages_worked_by_hand(rewards, values, gamma, lam, advantages):
     )
 
 
-def test_what_stands_behind_a_row_does_not_change_its_advantages():
+def test_padding_after_a_row_does_not_change_its_advantages():
     alone, _ = generalised_advantages(
         double([0, 0, 1]), double([0.5, 0.4, 0.3]), torch.ones(1, 3) > 0, 1.0, 0.95
     )
@@ -197,7 +197,7 @@ def test_running_statistics_are_those_of_all_scores():
     assert running.deviation == pytest.approx(scores.std(correction=0).item())
 
 
-def test_what_counts_as_clipped_is_what_trl_counts(tmp_path):
+def test_tokens_count_as_clipped_as_in_trl(tmp_path):
     """Tokens whose clipped loss is the larger one, as in TRL 1.12's PPOTrainer, not all with a
     large ratio.
     """
@@ -226,7 +226,7 @@ def test_what_counts_as_clipped_is_what_trl_counts(tmp_path):
     assert [rollout.sums["clipped"], rollout.sums["value_clipped"]] == [clipped, value_clipped]
 
 
-def test_no_figure_has_the_name_of_one_that_trl_computes_otherwise(tmp_path):
+def test_no_figure_shares_a_name_with_a_different_one_of_trl(tmp_path):
     """TRL's entropy is that of the whole distribution, its variance that of the means of micro-
     batches.
     """
@@ -585,7 +585,7 @@ def test_the_kl_coefficient_moves_towards_its_target(tmp_path, target, change):
 @pytest.mark.parametrize(
     ("average", "budget"), [("token", 1), ("sequence", 40), slow("token", 512)]
 )
-def test_a_step_follows_the_gradient_of_the_loss_as_it_is_written(tmp_path, average, budget):
+def test_a_step_follows_the_gradient_of_the_written_loss(tmp_path, average, budget):
     def earned(completions, **_):
         return [float(len(text)) for text in completions]
 
@@ -931,7 +931,7 @@ def test_the_critic_begins_as_the_reward_model_that_reads_its_tokens(tmp_path):
     assert all(weight.requires_grad for weight in critic.parameters())
 
 
-def test_what_adapters_start_as_depends_on_the_seed_alone(tmp_path):
+def test_initial_adapters_depend_on_the_seed_alone(tmp_path):
     started = []
     for state in (1, 2):
         torch.manual_seed(state)

@@ -66,7 +66,7 @@ def test_a_sweep_over_the_kl_coefficient(runner):
         (("trainer.value_model.path=runner://model/tiny",), "which is not a model"),
     ],
 )
-def test_what_cannot_work_is_told_before_any_training(train, capsys, words, message):
+def test_impossible_settings_are_reported_before_training(train, capsys, words, message):
     done = train("trainer=ppo", *words)
     assert done.code == 2 and message in capsys.readouterr().err
     assert not done.lines

@@ -77,7 +77,7 @@ def test_a_sweep_computes_the_reference_once_and_each_run_is_what_it_is_alone(ru
 @pytest.mark.parametrize(
     ("first", "second"), [(None, None), ("in each step", None), (None, "in each step")]
 )
-def test_what_is_kept_is_not_taken_by_a_run_that_goes_on_without(
+def test_a_resumed_run_without_precompute_does_not_use_the_cache(
     tmp_path, monkeypatch, first, second
 ):
     from datasets import Dataset

@@ -105,7 +105,7 @@ def test_sound_rows_have_no_fault(tokenizer):
     assert 0 < inspection.trained < sum(len(row.ids) for row in inspection.rows)
 
 
-def test_conversations_of_which_every_token_is_trained_are_noted_until_they_are_weighed(tokenizer):
+def test_fully_trained_conversations_are_noted_unless_weighed(tokenizer):
     made = prepared(tokenizer, CHATS)
     assert find_notes(see(tokenizer, CHATS, made)) == []
     unmasked = [{"input_ids": row["input_ids"]} for row in made]
@@ -265,7 +265,7 @@ def test_a_row_as_long_as_the_limit_is_whole(tokenizer):
     assert not any(row.whole for row in inspection.rows)
 
 
-def test_answers_that_generation_opens_otherwise_are_refused(tokenizer):
+def test_answers_that_generation_opens_differently_are_refused(tokenizer):
     opened = read_template("chatml").replace(
         "assistant\\n' -}}\n{%- endif", "assistant\\n<think>\\n' -}}\n{%- endif"
     )
@@ -337,7 +337,7 @@ def test_only_what_can_be_found_can_be_tolerated(word, where):
     assert [fault.where for fault in caught.value.faults] == [where]
 
 
-def test_what_is_tolerated_is_kept_in_the_config_and_changes_no_key():
+def test_tolerated_faults_are_in_the_config_but_not_in_the_key():
     [plain], [allowed] = (compose_runs(words) for words in ([], ["tolerate.no_end=true"]))
     assert "tolerate" not in plain.cfg
     assert allowed.cfg["tolerate"] == {"no_end": True}
@@ -351,7 +351,7 @@ def short(rows):
     return [(row.number, row.role, row.ids, [int(bit) for bit in row.trained]) for row in rows]
 
 
-def test_pairs_lie_beside_each_other_in_whichever_way_they_come():
+def test_pairs_are_shown_side_by_side_in_any_batch_layout():
     pair = {"prompt_ids": [1, 2], "chosen_ids": [3, 4, 5], "rejected_ids": [6]}
     other_pair = {"prompt_ids": [7], "chosen_ids": [8], "rejected_ids": [9]}
     wanted = [
@@ -504,7 +504,7 @@ def test_the_page_is_whole_by_itself_and_no_text_of_others_is_part_of_it():
     assert "<b>name" in reader.text
 
 
-def test_the_words_of_the_preview_are_told_apart_from_those_of_a_training():
+def test_words_of_the_preview_and_of_the_training_are_separated():
     own_options = options_of("preview")
     options, words, faults = split_options(
         ["rows=5", "seed=1", "html=a.html", "set=all"], own_options, "preview"

@@ -91,7 +91,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_training_is_a_finished_run_and_leaves_the_process_as_it_was(trained):
+def test_a_training_is_a_finished_run_and_leaves_the_process_unchanged(trained):
     run, _, output, (before, after) = trained
     assert run.state == "finished"
     assert before == after
@@ -172,7 +172,7 @@ def test_the_error_of_the_training_is_raised_with_its_faults(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_error_of_a_command_that_was_refused_before_there_was_a_run(tmp_path):
+def test_a_command_refused_before_there_is_a_run_raises_its_error(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\nno json\n')
     with pytest.raises(DataError) as caught, contextlib.redirect_stdout(io.StringIO()) as output:
         runner.train(
@@ -187,7 +187,7 @@ def test_the_error_of_a_command_that_was_refused_before_there_was_a_run(tmp_path
     assert not (tmp_path / "outputs").exists()
 
 
-def test_what_a_command_says_at_its_end_is_the_error_where_no_run_has_one(tmp_path, monkeypatch):
+def test_without_a_run_the_last_words_of_a_command_are_the_error(tmp_path, monkeypatch):
     monkeypatch.setattr(
         _python, "python_words", lambda _: [sys.executable, "-c", "import sys; sys.exit('killed')"]
     )

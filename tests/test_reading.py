@@ -72,7 +72,7 @@ def to_completions(tokenizer, *, ended: bool) -> list[Completion]:
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_ppo_and_trainers_of_trl_read_a_text_as_it_is_read_alone(folder, ended):
+def test_ppo_and_trl_trainers_score_a_text_as_if_alone(folder, ended):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = load_reward_model(str(folder))
     made = to_completions(tokenizer, ended=ended)
@@ -92,7 +92,7 @@ def test_ppo_and_trainers_of_trl_read_a_text_as_it_is_read_alone(folder, ended):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_evaluate_and_classifiers_read_a_text_as_it_is_read_alone(folder, batch_size):
+def test_evaluate_and_classifiers_score_a_text_as_if_alone(folder, batch_size):
     tokenizer = load_tokenizer(str(folder))
     texts = [PROMPT + answer for answer in ANSWERS]
     closed = [tokenizer(text + tokenizer.eos_token)["input_ids"] for text in texts]

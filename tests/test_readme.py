@@ -71,7 +71,7 @@ def test_the_links_of_the_pages_lead_somewhere():
             assert (page.parent / link).exists(), f"{page}: {link}"
 
 
-def test_the_options_of_the_first_page_are_there():
+def test_options_named_on_the_first_page_exist():
     rows = re.findall(r"^\| ((?:`\w+=` ?)+)\| (.*) \|$", FIRST, re.M)
     menu = config.read_menu()
     assert rows

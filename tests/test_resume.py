@@ -116,9 +116,7 @@ def test_the_same_command_continues_to_the_same_bits(
     assert timeless(read_metrics(run.metrics)) == timeless(read_metrics(uninterrupted.metrics))
 
 
-def test_a_run_killed_behind_its_last_step_ends_with_the_best_checkpoint_and_the_whole_record(
-    train, capfd
-):
+def test_a_run_killed_after_its_last_step_ends_complete(train, capfd):
     """The held-out loss falls, and the best checkpoint has the highest one: it is an early one."""
     words = (
         "trainer=sft",

@@ -126,7 +126,7 @@ def test_a_refusal_and_a_redirect_are_not_tried_again(server, status, monkeypatc
     assert len(server.asked) == 1
 
 
-def test_nobody_there_is_a_fault_of_the_environment(server):
+def test_an_absent_server_is_a_fault_of_the_environment(server):
     server.shutdown()
     server.server_close()
     assert "the last one: " in refused(EnvironmentFault, server, retries=1)
@@ -147,7 +147,7 @@ def test_a_slow_answer_is_given_up_though_it_never_pauses_long(server):
         ("oh no", "answered b'oh no'"),
     ],
 )
-def test_an_answer_that_is_none_is_told(server, mood, finding):
+def test_an_invalid_answer_is_reported(server, mood, finding):
     server.moods = [mood]
     assert finding in refused(DataError, server)
 

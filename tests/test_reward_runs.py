@@ -100,7 +100,7 @@ def every_kind(tmp_path, url):
 
 @pytest.mark.grid(2)
 @pytest.mark.parametrize("trainer", ["grpo", "rloo", "online_dpo", "ppo"])
-def test_rewards_of_every_kind_together_each_under_its_name(train, tmp_path, url, trainer):
+def test_rewards_of_every_kind_are_logged_under_their_names(train, tmp_path, url, trainer):
     names, words = every_kind(tmp_path, url)
     length = (
         "trainer.args.response_length=12" if trainer == "ppo" else "trainer.args.max_new_tokens=12"
@@ -118,7 +118,7 @@ def test_rewards_of_every_kind_together_each_under_its_name(train, tmp_path, url
     assert means["remote"] >= 0
 
 
-def test_ppo_learns_from_what_a_model_says_of_each_step(train, tmp_path):
+def test_ppo_learns_from_a_models_scores_of_steps(train, tmp_path):
     folder = scorer(tmp_path / "steps", AutoModelForTokenClassification, 2)
     words = (
         "reward=process_model",
@@ -265,7 +265,7 @@ def test_a_model_without_a_trained_score_head_rewards_only_where_that_is_allowed
     assert Run(folder).status()["state"] == "finished"
 
 
-def test_a_reward_model_by_its_name_counts_beside_those_of_the_group(train, tmp_path):
+def test_a_reward_model_by_name_adds_to_those_of_the_group(train, tmp_path):
     folder = scorer(tmp_path / "judge", AutoModelForSequenceClassification, 1)
     words = (f"trainer.args.reward_model_path={folder}", "reward.sorted_digits.weight=2.0")
     done = train("trainer=ppo", *words, *FEW, *SMALL[:2], "trainer.args.response_length=8")

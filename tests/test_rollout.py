@@ -135,7 +135,7 @@ def test_tools_answer_between_the_turns_and_an_episode_depends_on_its_own_noise_
         assert set(roles[1::2]) <= {"tool"}
 
 
-def test_a_tool_that_raises_and_one_that_is_not_there_are_answered_as_failures():
+def test_raising_and_missing_tools_are_answered_as_failures():
     episodes = play(Agent([look]))
     failed = [episode for episode in episodes if episode.failures]
     assert failed
@@ -267,7 +267,7 @@ def tool_trainer(folder, **changed):
     return trainer
 
 
-def test_ppo_learns_from_the_tokens_of_the_policy_and_from_no_others(tmp_path):
+def test_ppo_learns_from_the_tokens_of_the_policy_alone(tmp_path):
     trainer = tool_trainer(tmp_path, num_ppo_epochs=1, cliprange=0.2)
     recorded = {}
 
@@ -360,7 +360,7 @@ def test_a_rollout_of_the_users_with_other_lists_is_refused(tmp_path, broken):
         trainer.train()
 
 
-def test_an_environment_pays_beside_the_rewards_and_tools_need_an_engine_of_ours(tmp_path):
+def test_an_environment_adds_to_the_rewards_and_tools_need_our_engines(tmp_path):
     parts = {"tools": None, "environment_factory": Room, "reward_funcs": None}
     trainer = tool_trainer(tmp_path, **parts)
     trainer.train()
@@ -374,7 +374,7 @@ def test_an_environment_pays_beside_the_rewards_and_tools_need_an_engine_of_ours
         tool_trainer(tmp_path, stop_token=None)
 
 
-def test_a_reward_for_each_token_counts_those_of_the_policy(tmp_path):
+def test_a_reward_per_token_counts_the_policys_tokens_only(tmp_path):
     def by_token(completion_ids, **_):
         return [[float(place) for place in range(len(ids))] for ids in completion_ids]
 

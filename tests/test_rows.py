@@ -217,7 +217,7 @@ def test_the_text_of_a_prompt_is_in_the_frozen_configuration(folder):
 # --- Arguments of a row's own -------------------------------------------------------------------
 
 
-def test_what_is_null_is_not_given_to_the_template():
+def test_null_arguments_are_not_passed_to_the_template():
     assert read_arguments('{"enable_thinking": false, "style": null}') == {"enable_thinking": False}
     assert read_arguments({"enable_thinking": None, "style": "x"}) == {"style": "x"}
     assert read_arguments(None) == read_arguments("") == {}
@@ -279,7 +279,7 @@ def test_arguments_reach_what_is_trained_or_sampled(folder, trainer, words):
 
 
 @pytest.mark.slow
-def test_a_run_of_all_of_it_goes_on_with_the_same_bits_although_the_prompt_has_changed(
+def test_a_run_with_all_of_it_resumes_to_the_same_bits_despite_a_changed_prompt_file(
     train, folder, capsys
 ):
     words = (

@@ -82,7 +82,7 @@ def test_the_ends_of_the_noise_draw_no_impossible_token(end):
     assert 7 <= token.item() < 40_000
 
 
-def test_of_150000_words_each_is_drawn_as_often_as_its_share_says():
+def test_each_of_150000_words_is_drawn_in_proportion():
     """Float32 cannot do it.
 
     Its sums and 24 bits of noise cannot tell words with a millionth of the mass apart.
@@ -184,7 +184,7 @@ def test_the_loop_gives_the_log_probabilities_of_unpadded_rows(kind):
         assert len(tokens) == 8 or tokens[-1] == END
 
 
-def test_what_is_beside_a_row_does_not_change_it():
+def test_a_row_does_not_depend_on_its_batch():
     model = letter_model()
     how = Sampling(10, (END, 3, 4), 1.0)
     all_rows = sample(model, PROMPTS, how, noise(4, 10))
@@ -225,7 +225,7 @@ class Caching(torch.nn.Module):
 
 
 @pytest.mark.parametrize("engine", ["loop", "graph", "generate"])
-def test_what_a_model_keeps_of_sampling_can_be_trained_on(engine):
+def test_tensors_cached_while_sampling_can_be_trained_on(engine):
     model = letter_model()
     model.base_model.norm = Caching(model.base_model.norm)
     sample(model, PROMPTS, Sampling(3), noise(4, 3), engine=engine)
@@ -265,7 +265,7 @@ def test_every_engine_draws_from_the_tempered_softmax(engine):
 
 
 @pytest.mark.parametrize("engine", ["loop", "graph", "generate"])
-def test_a_completion_ends_with_any_of_the_stop_tokens_and_only_those(engine):
+def test_a_completion_ends_with_any_stop_token_and_only_those(engine):
     model = letter_model(spread=0.05)
     model.generation_config.eos_token_id = 5
     stops = sample(
@@ -388,7 +388,7 @@ SHARDED = ("strategy=fsdp2", "launcher.num_processes=2", "trainer.args.bf16=fals
 @pytest.mark.parametrize(
     "settings", [["peft=lora", "trainer.args.vllm_enable_sleep_mode=true"], SHARDED]
 )
-def test_vllm_samples_from_the_policy_as_it_is_now(runner, settings):
+def test_vllm_samples_from_the_current_policy(runner, settings):
     words = (*VLLM_RUN, *settings, "tolerate.ended_worse=true")
     door = "vllm_there:with_vllm"
     runner(*words, door=door, RUNNER_TEST_FSDP_ON_CPU="1", **STAND_IN)
@@ -428,7 +428,7 @@ class Elsewhere(VLLM):
         )
 
 
-def test_what_another_sampler_draws_too_rarely_weighs_more_up_to_a_limit(tmp_path):
+def test_tokens_drawn_too_rarely_by_another_sampler_weigh_more_up_to_a_limit(tmp_path):
     norms = {}
     ratios = {}
     for times in (1.0, 2.0, 40.0, math.nan):

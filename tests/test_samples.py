@@ -45,7 +45,7 @@ def test_the_same_prompts_at_the_start_on_the_way_and_at_the_end(tmp_path):
 
 
 @pytest.mark.parametrize("checkpoint", [0, 3, 4, 6])
-def test_a_resumed_training_has_each_step_once(tmp_path, checkpoint):
+def test_a_resumed_training_logs_each_step_once(tmp_path, checkpoint):
     go(samples(tmp_path), 0, 9)
     go(samples(tmp_path), checkpoint, 10)
     assert [row["step"] for row in rows(tmp_path)] == [0, 0, 4, 4, 8, 8, 10, 10]
@@ -121,7 +121,7 @@ def test_a_training_that_is_watched_ends_with_the_same_bits(train, words):
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_with_its_samples(runner):
+def test_a_stopped_run_resumes_with_its_samples(runner):
     (runner.folder / "callbacks.py").write_text(
         "import time\nfrom transformers import TrainerCallback\n\n\n"
         "class Slow(TrainerCallback):\n"

@@ -302,7 +302,7 @@ def test_a_model_of_two_labels_is_refused_where_it_could_pass_for_two_rewards_pe
     assert "2 labels" in faults(letter_model(labels=2))
 
 
-def test_a_text_that_is_too_long_for_a_model_is_told():
+def test_a_text_too_long_for_a_model_is_reported():
     model = letter_model("gpt2", labels=1)
     positions = model.config.max_position_embeddings
     asked = completions("ab." + "c" * positions)

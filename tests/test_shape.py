@@ -167,7 +167,7 @@ def test_top_level_is_fixed():
     }
 
 
-def test_the_map_of_changes_names_files_that_are_there():
+def test_the_map_of_changes_names_existing_files():
     text = (ROOT / "runner" / "README.md").read_text(encoding="utf-8")
     named = re.findall(r"(?:runner|conf)/[\w/<>.]*|pyproject\.toml", text)
     assert len(named) > 20
@@ -499,7 +499,7 @@ def test_a_training_is_few_calls_below_the_command_line(train, monkeypatch):
     assert len(frames) <= 9, "\n".join(frames)
 
 
-def test_every_module_says_what_lives_there():
+def test_every_module_has_a_docstring():
     assert not [path for path, tree in trees().items() if not ast.get_docstring(tree)]
 
 

@@ -38,7 +38,7 @@ def test_a_healthy_run_ends(case, tmp_path):
 
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("name", ["sign of dpo", "zero gradient sft"])
-def test_what_a_sick_run_tells_to_type_goes_on_from_its_last_good_checkpoint(name, tmp_path):
+def test_the_fix_of_a_sick_run_resumes_from_its_last_good_checkpoint(name, tmp_path):
     case = next(
         replace(case, words=(*case.words, "trainer.args.save_total_limit=9"))
         for case in SICK

@@ -139,7 +139,7 @@ def test_the_script_is_shown_as_it_would_be_submitted_without_slurm(
     subprocess.run(["/bin/bash", "-n"], input=shown, text=True, check=True)
 
 
-def test_a_run_is_submitted_once_and_the_same_command_says_how_far_it_is(cluster, capsys):
+def test_a_run_is_submitted_once_and_its_command_shows_progress(cluster, capsys):
     cluster.mode("held")
     assert cluster() == 0
     (run,) = runs_of()
@@ -176,9 +176,7 @@ def test_a_run_is_submitted_once_and_the_same_command_says_how_far_it_is(cluster
     assert len(cluster.calls) == 2
 
 
-def test_of_many_runs_some_are_told_and_a_folder_with_a_space_is_quoted(
-    cluster, capsys, monkeypatch
-):
+def test_only_some_of_many_runs_are_listed_and_folders_are_quoted(cluster, capsys, monkeypatch):
     monkeypatch.setattr(queue, "MAX_LINES", 2)
     monkeypatch.setattr(cancel, "MAX_LINES", 2)
     cluster.mode("held")
@@ -307,7 +305,7 @@ def test_two_commands_and_one_that_is_killed_submit_nothing_twice(cluster, capsy
     assert "3_0 PENDING" in stdout
 
 
-def test_what_is_queued_or_runs_can_be_cancelled(cluster, capsys):
+def test_queued_and_running_jobs_can_be_cancelled(cluster, capsys):
     cluster.mode("held")
     assert cluster("-m", "seed=0,1") == 0
     assert main(["cancel", "outputs/one"]) == 0
@@ -353,7 +351,7 @@ def test_what_is_queued_or_runs_can_be_cancelled(cluster, capsys):
         (["-m", "seed=0,1", "hydra/launcher=joblib"], 2, "launcher=local"),
     ],
 )
-def test_what_cannot_be_submitted_is_refused_in_words(words, code, message, cluster, capsys):
+def test_impossible_submissions_are_refused(words, code, message, cluster, capsys):
     assert cluster(*words) == code
     error = capsys.readouterr().err
     assert message in error

@@ -103,7 +103,7 @@ EFFICIENT = "trainer.args.fsdp_config.cpu_ram_efficient_loading"
         ),
     ],
 )
-def test_a_model_is_not_said_to_be_sharded_where_it_cannot_be(
+def test_a_model_that_cannot_be_sharded_is_not_called_sharded(
     variables, words, code, said, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
@@ -115,7 +115,7 @@ def test_a_model_is_not_said_to_be_sharded_where_it_cannot_be(
     assert main([*words, "--dry-run"]) == code
 
 
-def test_accelerate_shards_no_model_on_a_cpu_unless_it_takes_it_for_a_gpu(monkeypatch):
+def test_accelerate_shards_no_model_on_a_cpu(monkeypatch):
     """If this fails, accelerate has changed; the refusals or the tests' exception may go."""
     import torch
     from accelerate import DistributedType, PartialState
@@ -306,7 +306,7 @@ def tiny():
     return LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes))
 
 
-def test_what_each_process_saves_is_in_the_model(tiny, tmp_path):
+def test_files_saved_by_each_process_are_in_the_model(tiny, tmp_path):
     meet = threading.Barrier(2, timeout=600).wait
     (tmp_path / ".model.new").mkdir()
     first, second = (
@@ -328,7 +328,7 @@ def test_a_run_whose_weights_were_not_all_saved_is_not_finished(tiny, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_an_adapter_that_is_not_there_is_missing(tiny, tmp_path):
+def test_a_missing_adapter_is_reported(tiny, tmp_path):
     from peft import LoraConfig, get_peft_model
 
     from runner.model.saved import find_missing
@@ -427,7 +427,7 @@ def test_a_batch_lets_a_run_go_on_by_another_number_of_processes(runner, trainer
 
 
 @pytest.mark.slow
-def test_a_batch_is_not_shared_otherwise_where_the_rows_of_an_epoch_would_be(runner):
+def test_a_batch_is_not_shared_differently_if_the_epochs_rows_would_change(runner):
     words = ("trainer=sft", *SHARED, "dataset.limit.train=20", "name=run")
     runner(*words)
     refused = runner(*words, "launcher.num_processes=2", "--dry-run", code=2).stderr
@@ -487,7 +487,7 @@ def test_a_run_whose_layers_are_split_does_not_go_on_from_its_checkpoint(
     assert main([*words, "name=another", "--dry-run"]) == 0
 
 
-def test_what_zero_3_has_in_shares_is_whole_while_it_is_compared_and_saved(tiny, monkeypatch):
+def test_zero_3_shares_are_gathered_to_be_compared_and_saved(tiny, monkeypatch):
     """Uses a stand-in for DeepSpeed, whose shares have no rows.
 
     The library itself was tried by hand on a CPU.

@@ -129,9 +129,7 @@ STRANGE = {
 @pytest.mark.grid(4)
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "text"), STRANGE.values(), ids=STRANGE)
-def test_what_a_strangers_run_holds_is_its_own_fault_and_not_that_of_the_report(
-    tmp_path, name, text
-):
+def test_a_broken_run_of_a_stranger_does_not_break_the_report(tmp_path, name, text):
     group = lay_sweep(tmp_path / "kl", SEEDS, logged=True)
     run = sorted(group.iterdir())[0]
     before = run / name if name.endswith("jsonl") and (run / name).exists() else None
@@ -141,7 +139,7 @@ def test_what_a_strangers_run_holds_is_its_own_fault_and_not_that_of_the_report(
 
 
 @pytest.mark.slow
-def test_the_end_of_a_sweep_shows_nothing_of_a_strangers_run_raw(tmp_path, capsys):
+def test_the_end_of_a_sweep_escapes_texts_of_strangers(tmp_path, capsys):
     group = lay_sweep(tmp_path / "kl", SEEDS)
     lay_run(group / "another", kl_coef="\x1b[31m")
     print_end([group / "another"], 0, report)
@@ -204,7 +202,7 @@ def test_no_line_but_a_command_or_a_heading_is_longer_than_the_terminal(tmp_path
         assert max(len(line) for line in lines if not line.startswith(("repeat", "model"))) <= width
 
 
-def test_what_follows_from_a_key_is_no_key_of_its_own():
+def test_keys_that_follow_from_an_axis_are_no_axes():
     def config(target: str, rate: float, beta: float | None, rank: int) -> dict:
         args = {"beta": beta, "learning_rate": rate} if beta else {"learning_rate": rate}
         trainer = {"_target_": target, "form": target, "args": args}
@@ -229,7 +227,7 @@ def test_what_follows_from_a_key_is_no_key_of_its_own():
     )
 
 
-def test_an_option_is_named_as_it_was_typed():
+def test_an_option_is_named_as_typed():
     nodes = [
         None,
         {"_target_": "peft.LoraConfig", "use_dora": False},
@@ -240,7 +238,7 @@ def test_an_option_is_named_as_it_was_typed():
     assert axis.column == ("none", "lora", "dora")
 
 
-def test_two_models_are_told_by_their_paths():
+def test_two_models_are_named_by_their_paths():
     nodes = [
         {"path": path, "tokenizer": {"path": path}, "dtype": dtype}
         for path, dtype in (("a/b", "f"), ("c/d", "g"))
@@ -250,7 +248,7 @@ def test_two_models_are_told_by_their_paths():
     assert set(axis.also) == {"model.tokenizer.path", "model.dtype"}
 
 
-def test_ties_and_close_calls_are_told(tmp_path):
+def test_ties_and_close_calls_are_reported(tmp_path):
     scores = {
         (0.1, 1, 0): 0.5,
         (0.1, 1, 1): 0.7,
@@ -339,7 +337,7 @@ def test_the_change_of_the_objective_says_where_it_is_worse(tmp_path):
     ]
 
 
-def test_a_tie_is_said_where_the_best_is(tmp_path):
+def test_a_tie_is_reported_beside_the_best(tmp_path):
     group = lay_sweep(
         tmp_path / "tie", {(kl, 1e-4, 0): 0.435 + kl / 10**6 for kl in (0.1, 0.2, 0.3, 0.4, 0.5)}
     )
@@ -447,7 +445,7 @@ def test_a_metric_says_which_way_is_up(
     assert summarise(tmp_path / "outputs" / "kl", **metric_line).best.values == {"kl_coef": best}
 
 
-def test_what_is_no_number_counts_as_no_score(tmp_path):
+def test_values_that_are_no_numbers_are_no_scores(tmp_path):
     group = lay_sweep(tmp_path / "nan", SEEDS)
     (group / "kl-0.5+lr-0.0001+seed-0" / "scores.json").write_text(
         '{"after": {"eval_exact": NaN, "eval_loss": null}}'
@@ -569,7 +567,7 @@ def test_the_rows_are_in_csv_and_in_json_lines(partial):
 
 
 @pytest.mark.slow
-def test_nothing_from_a_folder_is_taken_for_html(partial):
+def test_texts_from_a_folder_are_escaped_in_html(partial):
     page = (partial / "report.html").read_text()
     assert page.count("<script") == 2
     assert "partial<b>" not in page
@@ -720,7 +718,7 @@ def test_the_headline_has_a_dashed_line_where_it_was_measured_twice(tmp_path):
     assert names == ["curve-eval_exact", "curve-loss"]
 
 
-def test_curves_that_lie_on_each_other_differ_in_more_than_their_colour(tmp_path):
+def test_coinciding_curves_differ_in_more_than_colour(tmp_path):
     same = [0.1, 0.2, 0.3, 0.4]
     curve = [0.4, 0.3, 0.2, 0.1]
     picture = lay_curves(tmp_path / "lines", a=same, b=same, c=curve)["curve-eval_exact"]
@@ -757,7 +755,7 @@ def test_one_long_run_runs_out_of_the_picture(tmp_path):
     assert two.get_xlabel() == "step"
 
 
-def test_what_is_written_as_the_same_number_is_drawn_as_the_same(tmp_path):
+def test_equal_texts_of_numbers_are_drawn_at_one_place(tmp_path):
     axes = lay_curves(tmp_path / "flat", a=[0.149443, 0.149442, 0.1494425])[
         "curve-eval_exact"
     ].figure.axes[0]
@@ -858,7 +856,7 @@ def describe(before, after, rows=200, **cfg):
     return describe_decline(RunRecord(Path("a/b"), cfg, {}, data, before, after))
 
 
-def test_a_model_that_ends_worse_than_it_began_is_told_where_chance_does_not_explain_it():
+def test_a_model_that_ends_significantly_worse_is_reported():
     line = describe(
         {"eval_loss": 0.693, "eval_rewards/accuracies": 0.0},
         {"eval_loss": 19.0, "eval_rewards/accuracies": 1.0},
@@ -886,7 +884,7 @@ def test_a_model_that_ends_worse_than_it_began_is_told_where_chance_does_not_exp
         ((), 0.0, None),
     ],
 )
-def test_rewards_that_were_all_the_same_are_told_at_the_end(tmp_path, rewards, deviation, line):
+def test_constant_rewards_are_reported_at_the_end(tmp_path, rewards, deviation, line):
     lines = [
         json.dumps({"step": 1 + step, "reward": step_rewards, "reward_std": deviation})
         for step, step_rewards in enumerate(rewards)
@@ -895,7 +893,7 @@ def test_rewards_that_were_all_the_same_are_told_at_the_end(tmp_path, rewards, d
     assert describe_decline(RunRecord(tmp_path, {}, {}, {})) == line
 
 
-def test_of_a_trainer_that_logs_no_spread_nobody_says_that_all_completions_earned_the_same(
+def test_without_a_logged_spread_rewards_are_not_called_constant(
     tmp_path,
 ):
     lines = [json.dumps({"step": step, "objective/scores": 0.5}) for step in (1, 2, 3)]

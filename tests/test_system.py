@@ -26,7 +26,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_where_nothing_can_be_forked_it_is_told_in_one_fault(tmp_path):
+def test_a_system_without_fork_is_one_fault(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", AS_WINDOWS]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

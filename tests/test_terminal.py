@@ -220,7 +220,7 @@ def test_the_command_that_follows_keeps_what_was_chosen_and_works(
         assert main([*expected, "--dry-run"]) == 0, capsys.readouterr().err
 
 
-def test_nobody_is_sent_on_from_a_model_that_ended_worse(tmp_path, monkeypatch):
+def test_no_next_step_is_offered_for_a_model_that_ended_worse(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = finished("trainer=sft")
     assert "trainer=dpo" in next_command(run)

@@ -81,7 +81,7 @@ def targets(group):
 
 
 @pytest.mark.parametrize(("group", "kind"), [("trainer", Trainer), ("callback", TrainerCallback)])
-def test_whatever_trl_exports_has_an_option_or_a_reason(group, kind):
+def test_every_export_of_trl_has_an_option_or_a_reason(group, kind):
     says = table()
     options = targets(group)
     names = [name for name, part in exported(kind).items() if name.endswith(group.capitalize())]

@@ -53,7 +53,7 @@ def test_only_what_a_pattern_fits_is_trained():
     }
 
 
-def test_every_pattern_that_fits_nothing_is_told():
+def test_every_pattern_without_a_match_is_reported():
     with pytest.raises(ConfigError) as caught:
         train_weights(load(), matching=["norm", "nrom", "layer9"])
     assert [fault.where for fault in caught.value.faults] == ["peft.matching"] * 2
@@ -61,7 +61,7 @@ def test_every_pattern_that_fits_nothing_is_told():
         train_weights(load(), matching=[])
 
 
-def test_layers_are_trained_whole_beside_an_adapter():
+def test_layers_are_fully_trained_beside_an_adapter():
     model, config = build_tuner(
         AdapterPart.read_chosen(LORA | {"full": [r"layers\.0\.mlp", "model.norm"]}), load(), "lm"
     )
@@ -80,9 +80,7 @@ def test_layers_are_trained_whole_beside_an_adapter():
 
 
 @pytest.mark.parametrize("kind", ["llama4_text", "phimoe", "falcon"])
-def test_layers_that_are_more_than_linear_are_left_alone_by_an_adapter_of_all_linear_ones(
-    kind, tmp_path
-):
+def test_all_linear_leaves_layers_alone_that_are_more_than_linear(kind, tmp_path):
     """A router returns two tensors; Falcon's layers have a class of their own but are linear."""
     sizes = {
         "hidden_size": 16,
@@ -131,7 +129,7 @@ def test_embeddings_that_are_shared_stay_shared(pattern):
     assert tokens.mean() > 0.5
 
 
-def test_what_cannot_be_trained_whole_is_told():
+def test_layers_that_cannot_be_fully_trained_are_reported():
     with pytest.raises(ConfigError) as caught:
         train_beside(load(), LoraConfig(), ["embd", "norm", "x{9}"])
     assert [fault.where for fault in caught.value.faults] == ["peft.full"] * 2
@@ -150,7 +148,7 @@ def test_what_cannot_be_trained_whole_is_told():
         (["peft=lora", "peft.full=norm"], "peft.full"),
     ],
 )
-def test_a_slip_is_told_before_anything_loads(capsys, words, where):
+def test_a_slip_is_reported_before_anything_loads(capsys, words, where):
     assert main([*words, "metric=none"]) == 2
     assert where in capsys.readouterr().err
 
@@ -187,7 +185,7 @@ def mine(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_tuner_of_ones_own_changes_the_model_or_gives_an_adapter(mine):
+def test_a_user_tuner_changes_the_model_or_returns_an_adapter(mine):
     model, config = build_tuner(
         AdapterPart.read_chosen({"_target_": "my_tuners.biases"}), load(), "lm"
     )
@@ -281,7 +279,7 @@ def test_a_merged_adapter_is_a_whole_model_that_answers_like_it(adapter):
     assert (logits(merged) - logits(load())).abs().max() > 0.1
 
 
-def test_what_cannot_be_merged_is_told():
+def test_adapters_that_cannot_be_merged_are_reported():
     with pytest.raises(ConfigError) as caught:
         load(merge=True, quantization_config={"load_in_8bit": True})
     assert [fault.fix for fault in caught.value.faults] == ["model.merge=false", "quant=none"]
@@ -527,7 +525,7 @@ def test_an_adapter_with_whole_layers_is_the_start_of_a_next_stage(train, probe,
 @pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adapter and embeddings", "adapter on merged", "pattern"])
-def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(train, adapter, tmp_path, name):
+def test_a_run_resumes_from_its_checkpoint_with_the_same_bits(train, adapter, tmp_path, name):
     from runner.io.files import files_of, read_json, write_json
 
     words = [word.format(adapter=adapter) for word in KINDS[name][0]]

@@ -125,7 +125,7 @@ def test_no_trainer_of_the_menu_that_samples_has_another_name_for_it():
             assert set(upstream.COMPLETION_LENGTHS) & set(config), path.name
 
 
-def test_every_name_is_one_of_the_installed_libraries():
+def test_every_name_exists_in_the_installed_libraries():
     numeric = {*library_ranges.TRAINER}
     tables = {
         *upstream.EXTENDABLE,
@@ -180,7 +180,7 @@ def fields_in(text: str) -> list[tuple[str, int]]:
     return [(match[1], text[: match.start()].count("\n") + 1) for match in named]
 
 
-def test_a_field_that_is_read_or_told_to_type_is_one():
+def test_every_field_that_is_read_or_recommended_exists():
     """A renamed attribute, message, option of ``conf`` or target of an importer is listed here."""
     from transformers import TrainingArguments
 

@@ -100,7 +100,7 @@ def test_a_number_outside_of_its_range(trainer, field, value, capsys):
         f"trainer=grpo {GENERATION}={{typical_p:3}}",
     ],
 )
-def test_a_number_of_another_part(words, capsys):
+def test_a_number_for_another_part_is_refused(words, capsys):
     assert re.search("expected  (at least|above)", refuse(capsys, words))
 
 
@@ -127,7 +127,7 @@ def test_ends_of_a_range_that_leave_no_room(ends, capsys):
     refuse(capsys, "trainer=rloo trainer.args.reward_clip_range=[-1,1]", code=0)
 
 
-def test_weights_of_which_none_counts(capsys):
+def test_weights_that_are_all_zero_are_refused(capsys):
     words = "trainer=kto trainer.args.desirable_weight=0"
     assert "nothing would be learnt" in refuse(capsys, f"{words} trainer.args.undesirable_weight=0")
     refuse(capsys, words, code=0)
@@ -474,9 +474,7 @@ def test_a_metric_of_a_name_that_would_be_lost(name, capsys):
     assert "another name" in refusal
 
 
-def test_pairs_of_which_every_row_says_that_the_rejected_side_is_better(
-    tmp_path, monkeypatch, capsys
-):
+def test_pairs_whose_rejected_side_always_scores_higher_are_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pair = {"prompt": "q", "chosen": "a", "rejected": "b", "score_chosen": 1, "score_rejected": 9}
     Path("pairs.jsonl").write_text(

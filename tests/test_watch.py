@@ -74,7 +74,7 @@ def data_of(page: str) -> dict:
     )
 
 
-def test_every_page_is_there_and_leads_to_the_others(root):
+def test_every_page_exists_and_links_to_the_others(root):
     with served(root) as server:
         for page, links in (
             ("", ["alone/report.html", "kl/report.html", "report.html"]),
@@ -250,7 +250,7 @@ def test_a_setting_keeps_its_colour_while_others_pass_it(root):
     assert "python -m runner report</code> writes.</p>" in text
 
 
-def test_names_side_by_side_are_one_page_beside_their_own(root, monkeypatch, capsys):
+def test_several_names_share_a_page_and_keep_their_own(root, monkeypatch, capsys):
     monkeypatch.chdir(root.parent)
     words = [f"{root.name}/kl", f"{root.name}/alone/run", f"output_root={root.name}"]
     assert main(["report", *words, "objective=loss"]) == 0

@@ -78,7 +78,7 @@ def trained(tokenizer, row, *rules, name="token_weights", least=0.0):
 # --- Rules --------------------------------------------------------------------------------------
 
 
-def test_rules_give_a_number_for_each_message():
+def test_rules_return_a_number_for_each_message():
     assert answers(TALK, rest=0.5) == [0.5, 0.5, 1.0, 0.5, 1.0]
     assert last_round(TALK, weight=3.0) == [0.0, 0.0, 0.0, 0.0, 3.0]
     assert by_message([{"role": "user"}, {"role": "assistant", "weight": 0}], default=2.0) == [
@@ -121,7 +121,7 @@ def test_without_a_lighter_message_all_tokens_weigh_alike(tokenizer):
     assert ids == tokenizer.apply_chat_template(TALK)["input_ids"]
 
 
-def test_what_the_template_writes_around_weighs_as_little_as_the_lightest(tokenizer):
+def test_template_text_weighs_as_little_as_the_lightest_message(tokenizer):
     ids, weights = token_weights(
         {"messages": TALK}, [lambda messages: [0.5, 1, 2, 1, 2]], tokenizer
     )["token_weights"]
@@ -197,7 +197,7 @@ def test_of_several_spans_and_rules_the_larger_counts_and_the_product(bytewise, 
     assert token_weights({"text": "of  two"}, blanks, bytewise)["token_weights"][1].count(0.0) == 1
 
 
-def test_plain_text_is_a_turn_of_the_user_and_one_of_the_assistant(tokenizer):
+def test_plain_text_becomes_a_user_turn_and_an_assistant_turn(tokenizer):
     row = {"prompt": "Sort these digits: 7 3\n", "completion": "3 7"}
     assert trained(tokenizer, row, answers) == "3 7<|im_end|>"
     assert trained(tokenizer, row, lambda messages: [1.0, 0.0]) == row["prompt"]
@@ -242,17 +242,17 @@ def test_a_template_without_a_place_for_a_message_is_refused(tokenizer):
 
 
 @pytest.mark.parametrize("entry", [-1.0, float("nan"), "2", True, (1.0, [(0, 1, -2.0)])])
-def test_what_is_no_weight_is_refused(tokenizer, entry):
+def test_values_that_are_no_weights_are_refused(tokenizer, entry):
     with pytest.raises(DataError, match="a number of at least 0"):
         token_weights({"messages": TALK}, [lambda messages: [entry] * len(messages)], tokenizer)
 
 
-def test_a_number_for_each_message_is_asked_for(tokenizer):
+def test_a_rule_must_return_a_number_for_each_message(tokenizer):
     with pytest.raises(DataError, match="1 entries for 5 messages"):
         token_weights({"messages": TALK}, [lambda messages: [1.0]], tokenizer)
 
 
-def test_a_column_that_is_not_there_is_named(tokenizer):
+def test_a_missing_column_is_named(tokenizer):
     with pytest.raises(DataError, match="'weight'"):
         token_weights({"messages": TALK, "grade": 2}, [by_column], tokenizer)
 
@@ -346,7 +346,7 @@ def test_sequences_in_one_row_have_their_weights_in_one_row():
         ("weight._target_=shutil.rmtree", "may not run"),
     ],
 )
-def test_a_fault_is_told(capsys, words, message):
+def test_a_fault_is_reported(capsys, words, message):
     assert main(["weight=answers", *words.split(), "metric=none"]) == 2
     assert message in capsys.readouterr().err
 
@@ -642,7 +642,7 @@ def test_several_rules_are_typed_as_a_list():
 
 
 @pytest.mark.parametrize("entry", ["override /weight", "/weight"])
-def test_a_list_of_rules_in_a_file_is_told_how_to_be_written(tmp_path, entry):
+def test_a_list_of_rules_in_a_file_is_answered_with_its_right_form(tmp_path, entry):
     text = "# @package _global_\ndefaults:\n  - {}\n"
     file = tmp_path / "experiment" / "mine.yaml"
     file.parent.mkdir()
@@ -692,7 +692,7 @@ def test_micro_batches_of_any_size_weigh_alike(train):
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_weighed_is_told_before_the_first_step(train, capsys):
+def test_a_model_without_token_weights_is_reported_before_the_first_step(train, capsys):
     done = train("trainer=sft", "weight=pattern", "weight.pattern=nowhere", "weight.rest=0", *SMALL)
     assert done.code == 2
     assert "all of whose tokens have weight 0" in capsys.readouterr().err

@@ -124,7 +124,7 @@ TYPED = {
 
 
 @pytest.mark.slow
-def test_what_people_type_is_answered_with_the_line(tmp_path, monkeypatch, capsys):
+def test_words_that_people_type_are_answered_with_a_working_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     answered = answers(capsys, "trainer=dpo", *TYPED)
     assert {f"{word}": answered[word.partition("=")[0]].replace('"', "") for word in TYPED} == TYPED
@@ -346,7 +346,7 @@ def test_another_word_is_answered(words, fixes, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("word", SHARED["words"])
-def test_a_word_where_a_verb_stands_leads_to_a_command(word):
+def test_a_wrong_verb_leads_to_a_command(word):
     with pytest.raises(ConfigError) as raised:
         read_command_line([word])
     (fault,) = raised.value.faults
@@ -402,9 +402,7 @@ def test_a_word_becomes_the_option_with_its_path(word, expanded, tmp_path, monke
     ]
 
 
-def test_of_rows_of_which_none_is_held_out_the_words_of_a_split_are_shown(
-    tmp_path, monkeypatch, capsys
-):
+def test_rows_without_a_held_out_set_are_answered_with_a_split(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "2"}\n' * 3)
     assert main(["dataset=rows.jsonl", "seed=1", "seed=2", "--dry-run"]) == 0
@@ -490,7 +488,7 @@ def test_no_option_of_the_menu_is_without_a_comment():
     ] == []
 
 
-def test_rows_of_the_table_name_options_that_there_are():
+def test_rows_of_the_table_name_existing_options():
     text = yaml.safe_dump(SHARED["typed"])
     menu = read_menu()
     chosen = {word for word in re.findall(r"choose: (\w+=\w+)", text)}
