@@ -34,7 +34,7 @@ from pyarrow import parquet
 from tiny import CHATML, MODELS, RECIPE_MODELS, RECIPES, ROWS, rows_of, tiny_model
 
 TOKEN = "hf_loopback"  # may read private and gated repositories, and may write
-STRANGER = "hf_stranger"  # a valid account that nobody has let in
+STRANGER = "hf_stranger"  # a valid account without access
 USER = "tester"  # whose token TOKEN is, and who owns repositories created without a namespace
 DATE = "2024-01-02T03:04:05.000Z"
 LARGE_SUFFIXES = (".arrow", ".bin", ".parquet", ".pt", ".safetensors")
@@ -282,7 +282,8 @@ class Hub:
     ) -> str:
         """Serve these files as one revision of a repository and return the commit's sha."""
         repo = self.repos.setdefault((kind, repo_id), Repo(kind, repo_id))
-        repo.private, repo.gated = private, gated
+        repo.private = private
+        repo.gated = gated
         blobs = {path: to_blob(path, content) for path, content in files.items()}
         return repo.commit(blobs, revision)
 
@@ -321,7 +322,7 @@ class Hub:
             raise Refusal(401, "Invalid credentials in Authorization header")
         repo = self.repos.get((kind, repo_id))
         if repo is None or (repo.private and request.token != TOKEN):
-            # The real hub tells nobody that a private repository exists; without a token it is 401.
+            # The real hub never reveals a private repository; without a token it answers 401.
             raise Refusal(404 if request.token else 401, "Repository not found", "RepoNotFound")
         return repo
 
@@ -389,7 +390,7 @@ class Hub:
             status = 403 if request.token else 401
             raise Refusal(status, f"Access to {repo_id} is restricted", "GatedRepo")
         if path not in repo.commits[sha]:
-            # With the commit's name the client remembers, also offline, that there is no such file.
+            # With the commit the client remembers, even offline, that the file does not exist.
             raise Refusal(404, "Entry not found", "EntryNotFound", **{"X-Repo-Commit": sha})
         blob = repo.commits[sha][path]
         headers = {"ETag": f'"{blob.etag}"', "X-Repo-Commit": sha, "Accept-Ranges": "bytes"}
@@ -405,7 +406,7 @@ class Hub:
         address = f"{self.url}/{'datasets/' if kind == 'dataset' else ''}{repo_id}"
         exists = (kind, repo_id) in self.repos
         if not exists:  # an existing repository keeps its visibility
-            private = asked.get("visibility") == "private"  # nothing said is public
+            private = asked.get("visibility") == "private"  # public by default
             repo = self.repos[kind, repo_id] = Repo(kind, repo_id, private)
             repo.commit({})
         return to_json({"url": address, "name": repo_id}, 409 if exists else 200)
@@ -414,7 +415,7 @@ class Hub:
         return to_json({"errors": [], "warnings": []})
 
     def _answer_preupload(self, request: Request, kind: str, repo_id: str, revision: str) -> Answer:
-        """Have every file come inline, and say which of them are here already."""
+        """Make every file come inline, and report which of them exist."""
         self._require_owner(request)
         repo, sha = self._open_commit(request, kind, repo_id, revision)
         present = {path: blob.oid for path, blob in repo.commits[sha].items()}
@@ -476,7 +477,7 @@ def list_tree(blobs: dict[str, Blob], folder: str, recursive: bool) -> list[dict
 
 
 def dated(entry: dict, sha: str) -> dict:
-    """A tree entry with what ``expand`` adds."""
+    """A tree entry with the keys that ``expand`` adds."""
     return entry | {"lastCommit": {"id": sha, "title": "made for a test", "date": DATE}}
 
 

@@ -63,7 +63,7 @@ def watch(instant: Instant) -> None:
 
 
 def reach(instant: Instant, watcher: int) -> None:
-    """Say that the instant has come, or kill the process that watches, never one that it forked."""
+    """Report that the instant has come, or kill the watching process, never one of its forks."""
     if instant.told:
         open(instant.told, "w").close()
     elif os.getpid() == watcher:

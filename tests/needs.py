@@ -7,7 +7,7 @@ ON_CPU = sorted(
     name for name, node in TRAINERS.items() if not node.get("needs_gpu") and "server" not in name
 )
 TINY = "runner://model/tiny"
-SERVER = "http://127.0.0.1:9"  # where nobody listens
+SERVER = "http://127.0.0.1:9"  # no server listens there
 THREE = ("dataset.form=triple", "dataset.columns={chosen: chosen, reference: chosen}")
 
 
@@ -18,6 +18,6 @@ def needed(trainer: str, teacher: str = TINY) -> tuple[str, ...]:
     words += [
         f"trainer.args.{name}={SERVER}" for name, value in node["args"].items() if value == "???"
     ]
-    # or some steps have nothing to learn
+    # otherwise some steps learn nothing
     words += ["trainer.args.success_reward_threshold=0.5"] * (trainer == "sdpo")
     return (*words, *(THREE if node["form"] == "triple" else ()))

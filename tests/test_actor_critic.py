@@ -54,12 +54,10 @@ def letter_policy() -> PeftModel:
 def plain_logprobs(model, temperature=1.0):
     """The log-probabilities of whole unpadded rows by the model's own logits."""
     rows = [(IDS[:1], slice(2, 5), IDS[0, 3:]), (IDS[1:, :3], slice(0, 2), IDS[1, 1:3])]
-    parts = [
-        torch.log_softmax(model(ids).logits[0, where] / temperature, -1).gather(
-            1, targets[:, None]
-        )[:, 0]
-        for ids, where, targets in rows
-    ]
+    parts = []
+    for ids, where, targets in rows:
+        logprobs = torch.log_softmax(model(ids).logits[0, where] / temperature, -1)
+        parts.append(logprobs.gather(1, targets[:, None])[:, 0])
     return torch.cat(parts)
 
 

@@ -38,7 +38,7 @@ ODD = [case for case in GOOD if not case.skip]
 
 
 def try_out(cases, warm):
-    """Have the script try these cases; fails where one of them misses."""
+    """Let the script try these cases; fail if one of them misses."""
     names = [f"{case.kind} {case.name}" for case in cases]
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *names], capture_output=True, text=True, **warm.lend()

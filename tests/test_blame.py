@@ -57,7 +57,7 @@ def error_of_a_library(text: str) -> Exception:
             ["trainer.args.torch_compile_backend=odd"],
             "torch_compile_backend",
         ),
-        # which a file may hold
+        # a file may hold it
         ("'ODD' is not a valid DynamoBackend", ["experiment=mine"], "torch_compile_backend"),
         ("'ODD' is not a valid DynamoBackend", ["seed=1"], None),
         ("shapes do not match", ["trainer.args.torch_compile_backend=odd"], None),

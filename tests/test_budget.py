@@ -71,7 +71,8 @@ def test_an_online_trainer_answers_no_more_and_the_bar_says_what_it_does(train, 
     bar = SimpleNamespace(
         n=0, total=1, disable=True, update=lambda steps: told.append("step"), close=lambda: None
     )
-    bar.set_description, bar.set_postfix_str = told.append, lambda text, refresh: None
+    bar.set_description = told.append
+    bar.set_postfix_str = lambda text, refresh: None
     monkeypatch.setattr(progress, "progress_bar", lambda *args, **options: bar)
     monkeypatch.setattr(budget, "PROMPTS", 8)
     words = (
@@ -80,6 +81,6 @@ def test_an_online_trainer_answers_no_more_and_the_bar_says_what_it_does(train, 
         "dataset.limit.train=64",
     )
     assert train("trainer=grpo", *words).code == 0
-    # of 8 answers to 8
+    # answers to 8 prompts
     evaluation = ["evaluating", "evaluating 1/2", "evaluating 2/2", "measuring", "training"]
     assert told == [*evaluation, "step", *evaluation]

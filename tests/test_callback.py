@@ -47,7 +47,7 @@ def lines(path):
 def test_all_that_was_logged_at_one_step_is_one_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     statuses = record(path, [1, 2])
-    # of several in a second the first
+    # the first of several in a second
     assert statuses == [{"step": step, "max_steps": 10} for step in (0, 1)]
     assert record(path, [10], start=9)[-1]["step"] == 10  # and the last of all
     record(path, [1, 2])
@@ -220,7 +220,7 @@ SHORT = (
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
-    """The example project and some callbacks more, importable."""
+    """The example project and some more callbacks, importable."""
     (tmp_path / "others.py").write_text(OTHERS)
     monkeypatch.syspath_prepend(str(EXAMPLE))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -303,7 +303,7 @@ def test_a_callback_is_served_what_it_names(train, mine, tmp_path):
 
 @pytest.mark.slow
 def test_callbacks_come_as_they_are_listed(train, mine):
-    """The one that asks for the trainer waits for it, and comes behind the others."""
+    """The one that asks for the trainer waits for it, and comes after the others."""
     words = []
     for name, target in {"b": "First", "c": "Ordered", "a": "First"}.items():
         words += [f"callback.{name}._target_=others.{target}", f"callback.{name}.word={name}"]
@@ -335,7 +335,7 @@ def test_early_stopping_and_samples_work_side_by_side(train):
         ),
     )
     done = train(*words, "trainer.args.load_best_model_at_end=true", "learning_rate=1e-3")
-    # a loss that falls is worse, as it was asked for
+    # greater_is_better is typed, so a falling loss is worse
     assert done.code == 0
     assert done.run.status()["step"] == 2
     rows = [

@@ -154,7 +154,7 @@ def test_every_field_of_a_real_config_is_good(name):
         values = real(output_dir="x", use_cpu=True, bf16=False).to_dict()
     # ours, or filled in
     settings_kept = ("output_dir", "disable_tqdm", "seed", "hub_token", "accelerator_config")
-    # likewise, and TRL takes it only without steps_per_generation
+    # likewise; TRL accepts it only without steps_per_generation
     settings_kept += ("generation_batch_size",)
     plain = {
         key: value
@@ -242,7 +242,7 @@ MISSPELLINGS = {
 def test_misspelt_fields_are_found_and_nearly_all_corrected(kind):
     fields = read_signature("trl.DPOConfig").parameters
     usual = {name: field.default for name, field in fields.items()}
-    # Values that the field takes, because a value that it refuses is not sent there.
+    # Valid values, because an invalid one is not suggested for the field.
     values = {name: None if default is UNKNOWN else default for name, default in usual.items()}
     wrong = {}
     for name in fields:
@@ -327,7 +327,7 @@ def test_a_key_is_sent_where_it_belongs(path, expected, fix):
         ),
         ("weight_deacy", 0.1, "trainer.args.weight_decay=0.1"),  # and not weight=0.1
         ("warmup_ratio", 1.5, "trainer.args.warmup_steps=0.1"),
-        ("model__ns_steps", 0, "leave ns_steps out"),  # which looks like save_steps, but not much
+        ("model__ns_steps", 0, "leave ns_steps out"),  # only slightly similar to save_steps
     ],
 )
 def test_no_value_is_sent_where_it_would_be_refused(path, value, fix):
@@ -584,7 +584,7 @@ def test_keys_and_values_inside_a_typed_mapping(tmp_path, monkeypatch):
 
 
 def test_every_field_in_our_tables_exists():
-    """A field that a library has renamed would lose its range, or be served, in silence."""
+    """If a library renamed a field, its check would silently be lost."""
     shipped = {}
     for file in (ROOT / "conf").rglob("*.yaml"):
         for _, node in nodes(yaml.safe_load(file.read_text()) or {}):
@@ -824,7 +824,7 @@ def test_targets_that_may_run(target):
 
 
 def test_a_launcher_is_the_function_of_its_module(tmp_path, monkeypatch):
-    """So that one more is a module in ``runner/launch/`` and a file in ``conf/launcher/``."""
+    """So a new launcher is a module in ``runner/launch/`` and a file in ``conf/launcher/``."""
     assert is_allowed("runner.launch.slurm.slurm", launcher=True)
     assert not is_allowed("runner.launch.slurm.slurm")
     for other_words in (

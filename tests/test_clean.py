@@ -117,7 +117,7 @@ def test_a_live_run_is_not_touched(group, capsys, monkeypatch):
     assert "held by pid" in stdout
     begun = _deletion.locked
 
-    # somebody else begins with it between the list and the deletion, and lets go again
+    # somebody else locks it between the list and the deletion, and unlocks it again
     def meanwhile(run):
         set_status(run.folder, state="interrupted")
         return begun(run)

@@ -153,7 +153,7 @@ def test_a_user_collator_wraps_the_trainers(train, mine, plain, tmp_path, traine
 def test_a_user_collator_replaces_the_trainers(train, mine, plain):
     words = ("trainer=sft", "collator._target_=my_collators.Alone", "allow=[my_collators]")
     assert losses(train(*words, *SMALL)) == plain("sft")
-    # and with weights, which come around it
+    # and with weights, whose collator wraps it
     assert losses(
         train(*words, "weight=pattern", "weight.pattern=nowhere", *SMALL, name="weighed")
     ) == plain("sft")

@@ -418,9 +418,11 @@ def test_keys_and_arguments_of_an_experiment_are_read_by_name():
     assert (experiment.name, experiment.seed) == ("dpo-tiny-toy", 0)
     assert (experiment.trainer.target, experiment.trainer.form) == ("trl.DPOTrainer", "preference")
     assert experiment.trainer.args["_target_"] == "trl.DPOConfig"
-    assert "form" not in experiment.trainer.arguments and "args" in experiment.trainer.arguments
+    assert "form" not in experiment.trainer.arguments
+    assert "args" in experiment.trainer.arguments
     assert experiment.launcher.num_processes == experiment.launcher.all_processes == 2
-    assert experiment.tolerate.truncated == 0.5 and experiment.on_sick == "rollback"
+    assert experiment.tolerate.truncated == 0.5
+    assert experiment.on_sick == "rollback"
     assert experiment.peft is experiment.quant is experiment.loss is None
 
 
@@ -428,9 +430,12 @@ def test_configs_of_earlier_versions_get_defaults_and_lose_unknown_keys():
     old = {"name": "old", "gone": 3, "trainer": {"form": "prompt", "head": "lm", "gone": True}}
     experiment = Experiment.read(old)
     assert experiment.attempts == Experiment.attempts == 4
-    assert experiment.output_root == "outputs" and experiment.tolerate.truncated == 0.1
-    assert experiment.trainer.evaluates and experiment.launcher.num_processes == 1
-    assert experiment.tracker.report_to == "none" and experiment.rewards == {}
+    assert experiment.output_root == "outputs"
+    assert experiment.tolerate.truncated == 0.1
+    assert experiment.trainer.evaluates
+    assert experiment.launcher.num_processes == 1
+    assert experiment.tracker.report_to == "none"
+    assert experiment.rewards == {}
 
 
 def test_null_is_not_the_default_of_a_key_that_may_be_null():

@@ -120,7 +120,7 @@ def test_a_longer_run_keeps_to_when_the_reference_is_computed(tmp_path):
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize("trainer", ["sft", "dpo", "grpo"])
 def test_fields_that_the_runner_overrides_are_listed(tmp_path, trainer):
-    """To name the library's own default would be a change, which its signature does not tell."""
+    """Naming the library's own default would be a change, which its signature does not show."""
     cfg = laid(composed(trainer), tmp_path)
     ours = build_args(Run(Path(cfg["resume"])))
     arguments = {

@@ -33,7 +33,7 @@ def system(text):
 
 
 def converted(row, to, system=None, form=None, **kwargs):
-    """The rows that one row becomes, read the way a source of such rows would be read."""
+    """The rows made of one row, read as a source of such rows is."""
     layout = read_layout(row, row, form=form, given=kwargs, to=to)
     return convert(row, layout, to, system)
 
@@ -57,7 +57,7 @@ PAIR = {
         {"prompt": Q, "completion": B, "label": False},
     ],
     "prompt": [{"prompt": Q, "reference": "4"}],
-}  # what a pair of answers to Q becomes
+}  # the conversions of a pair of answers to Q
 
 # A raw row, its form, and what it becomes in each trainer form that it can feed.
 CELLS = {
@@ -428,7 +428,7 @@ def test_calls_of_tools_in_text_are_turns_that_call_them():
 
 @pytest.mark.parametrize("extra", [{}, {"id": "1", "type": "function"}])
 def test_the_arguments_of_a_call_become_a_mapping(extra):
-    """As they go over the wire, alone, in the older form, as one text, or under another name."""
+    """Arguments come as on the wire, alone, in the older form, as one text, or by another name."""
     call = {"name": "add", "arguments": {"a": 2}}
     wire = call | {"arguments": '{"a": 2}'}
     called = bot("") | {"tool_calls": [{"type": "function", "function": call} | extra]}
@@ -605,7 +605,7 @@ def test_a_question_beside_answers_without_it():
     ("chosen", "rejected", "cut"),
     [
         ("Who?\nAnna", "Who?\nAnnie", "Who?"),  # half a name would be in the prompt
-        ("Who? Ann", "Who? Ann left", "Who?"),  # one goes on where the other ends
+        ("Who? Ann", "Who? Ann left", "Who?"),  # one continues where the other ends
         ("Q: 2+2 A: 4", "Q: 2+2 A: 5", "Q: 2+2 A:"),
         ("\n\nHuman: hi\n\nAssistant: Well, yes", "\n\nHuman: hi\n\nAssistant: Well, no", None),
     ],

@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).parent / "fault"))
 from damage import KINDS, Sick
 
 pytestmark = pytest.mark.slow
-# One of each way to harm, and of what a file is for.
+# One case for each kind of damage and of file.
 CHOSEN = (
     ("checkpoint", "model.safetensors flipped"),
     ("lost", "all folders removed"),

@@ -229,7 +229,7 @@ BROKEN = [
     ("head.csv", b"prompt,completion\n", "", "no rows"),
     ("twice.csv", b"prompt,prompt\na,b\n", ":1", "the column 'prompt' twice"),
     ("latin.csv", "prompt,completion\né,b\n".encode("latin-1"), "", "not UTF-8"),
-    # Without the hour, which would have every process collect another name.
+    # Without a modification time, which would give this case another id in each process.
     ("torn.jsonl.gz", gzip.compress(LINE * 50, mtime=0)[:-12], "", "broken gzip"),
     ("plain.jsonl.gz", LINE, "", "broken gzip"),
     ("turned.parquet", turned_parquet(), "", "broken rows"),
@@ -268,20 +268,17 @@ def packed(suffix, data):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_a_record_in_which_the_look_at_a_file_ends_is_no_fault(tmp_path, suffix):
-    lines = "é" * 700_000 + "\n"  # of two bytes each, and the look ends inside of the third line
+    lines = "é" * 700_000 + "\n"  # of two bytes each; the look ends inside the third line
+    to_json = functools.partial(json.dumps, ensure_ascii=False)
+    short = {"prompt": lines, "completion": " 2"}
+    long = {"prompt": lines * 4, "completion": " 2"}
     texts = {
         "rows.csv": f'prompt,completion\n1+1=, 2\n"{lines * 4}", 3\n',
         "head.csv": f'prompt,"{lines * 4}"\n1+1=, 2\n',
-        "rows.jsonl": json.dumps(exchange(1))
-        + "\n"
-        + json.dumps({"prompt": lines * 4}, ensure_ascii=False)
-        + "\n",
-        "one.jsonl": json.dumps({"prompt": lines * 4, "completion": " 2"}, ensure_ascii=False)
-        + "\n",
-        "rows.json": json.dumps(
-            [{"prompt": lines, "completion": " 2"}] * 4, ensure_ascii=False, indent=1
-        ),
-        "line.json": json.dumps([{"prompt": lines * 4, "completion": " 2"}], ensure_ascii=False),
+        "rows.jsonl": to_json(exchange(1)) + "\n" + to_json({"prompt": lines * 4}) + "\n",
+        "one.jsonl": to_json(long) + "\n",
+        "rows.json": to_json([short] * 4, indent=1),
+        "line.json": to_json([long]),
     }
     for name, text in texts.items():
         path = tmp_path / (name + suffix)
@@ -983,7 +980,8 @@ def test_the_menu_against_a_hub_and_then_without_it(online_runner):
     for row in (ultrafeedback, descriptiveness):
         assert [turn["role"] for turn in row["prompt"] + row["chosen"]] == ["user", "assistant"]
     assert [turn["role"] for turn in firefly["messages"]] == ["user", "assistant"]
-    assert gsm8k["reference"] == gsm8k["answer"] and "####" in gsm8k["answer"]
+    assert gsm8k["reference"] == gsm8k["answer"]
+    assert "####" in gsm8k["answer"]
     assert load_from(online_runner, jobs, HF_HUB_OFFLINE="1") == loaded
 
 

@@ -19,7 +19,7 @@ PACKAGES = {package for entries in WANTED.values() for *_, package in entries} |
 
 @pytest.fixture
 def wheel(tmp_path, monkeypatch):
-    """As if the package were a wheel's, with its metadata or without."""
+    """Pretend that the package is a wheel's, with its metadata or without."""
     monkeypatch.setattr(distribution, "PROJECT", tmp_path / "pyproject.toml")
     monkeypatch.syspath_prepend(str(tmp_path))
 

@@ -16,7 +16,7 @@ from runner.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """Runs of this checkout would be found as finished ones."""
+    """In this checkout, earlier runs would be found finished."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -139,7 +139,7 @@ def test_unknown_words_are_refused(words):
 
 @pytest.mark.slow
 def test_commands_of_tests_are_forked_from_one_that_has_imported(warm, request, monkeypatch):
-    # in this process, between the start of the other and a command
+    # in this process, between the start of another process and a command
     monkeypatch.setenv("SET_BY_A_TRAINING", "1")
     runner = request.getfixturevalue("runner")
     before = warm.count

@@ -58,7 +58,7 @@ def configured(
 
 
 def counted(cfg, rows=None, **device):
-    """A forecast without a measured step: of all that can be counted."""
+    """A forecast without a measured step, from what can be counted."""
     device = Device("there", **({"gpu": False} | device))
     return Forecast(
         Training(Experiment.read(cfg), rows or Rows([32] * 8, total=100), None, gpu=device.gpu),
@@ -192,8 +192,8 @@ def test_pairs_are_twice_as_many_rows_and_need_a_reference(composed, measured):
     )
     assert (training.batch[0], training.texts) == (4, 2)
     assert training.held["reference"] == 4 * WEIGHTS
-    # Where each row is read, the policy is asked before the first step, and what it takes then is
-    # no longer there.
+    # If each row is read first, the policy runs before the first step, and its memory then is
+    # no longer held.
     once = Training(Experiment.read(cfg), Rows([32] * 8, total=64), measurement, gpu=False)
     assert "reference" not in once.held
     assert once.peak == training.peak - 4 * WEIGHTS
@@ -423,7 +423,7 @@ def test_a_strategy_splits_what_each_process_holds(composed, strategy, processes
 
 
 def measure(words):
-    """Print what a case takes where the allocator gives freed blocks back at once."""
+    """Print the memory of a case with an allocator that returns freed blocks at once."""
     sys.path.append(str(BENCHMARK))
     from forecast import measured
 

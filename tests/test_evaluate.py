@@ -72,7 +72,7 @@ def test_the_bootstrap_is_seeded_and_takes_pairs():
     values = np.random.default_rng(0).normal(size=50)
     assert (resampled_means(values, 100, seed=2) == resampled_means(values, 100, seed=2)).all()
     assert (resampled_means(values, 100, seed=2) != resampled_means(values, 100, seed=3)).any()
-    # What is the same in both moves neither figure, however large it is.
+    # A term that both sides share changes neither figure, however large it is.
     shifted = compare(values + 1e6 * np.arange(50) + 0.5, values + 1e6 * np.arange(50))
     plain = compare(np.full(50, 0.5), np.zeros(50))
     assert shifted["difference_interval"] == pytest.approx(plain["difference_interval"], abs=1e-6)
@@ -99,7 +99,7 @@ def draw(generator, kind, size):
 @pytest.mark.parametrize(
     ("truth", "kind", "prompts", "least"),
     [
-        (0.98, 0.98, 20, 0.92),  # the plain bootstrap covers these two .32 and .62 of the time
+        (0.98, 0.98, 20, 0.92),  # the plain bootstrap covers the truth in .32 and .62 of these two
         (0.98, 0.98, 50, 0.9),
         (0.9, 0.9, 20, 0.92),
         (0.5, 0.5, 10, 0.92),

@@ -98,7 +98,7 @@ def test_a_users_project_trains_with_a_part_of_each_kind(runner, project, varian
     rates = [line["learning_rate"] for line in lines(run)]
     assert rates == pytest.approx([1e-3, 1e-3, 1e-3, 5e-4])
     if variant == "dpo":
-        # tuner: an adapter in the upper half, and nowhere else.
+        # tuner: an adapter in the upper half only.
         weights = load_file(run.model / "adapter_model.safetensors")
         assert weights
         assert all(
@@ -110,8 +110,8 @@ def test_a_users_project_trains_with_a_part_of_each_kind(runner, project, varian
         # tuner: the upper half of the layers and the norms.
         moved = {name for name, distance in distances(run).items() if distance}
         assert moved == {name for name in distances(run) if "layers.1." in name or "norm" in name}
-        # optimizer: steps of one size, whatever the gradient; more than the rates added up is no
-        # weight's way.
+        # optimizer: steps of one size, whatever the gradient; no weight moves further than the sum
+        # of the rates.
         assert max(distances(run).values()) == pytest.approx(sum(rates), rel=1e-2)
     if variant == "grpo":
         # rewards, each under its name, the second with its weight.
@@ -148,7 +148,7 @@ def test_a_user_launcher_starts_the_processes_and_reports_their_end(runner, proj
 
 @pytest.fixture
 def plan(tmp_path, monkeypatch, capsys):
-    """The plan of a command in a copy of the project: exit code and all that is said."""
+    """The plan of a command in a copy of the project: exit code and output."""
     shutil.copytree(
         EXAMPLE, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
     )

@@ -285,7 +285,7 @@ ROWS = ("dataset=toy_sort", "dataset.limit.train=64", "dataset.limit.eval=4")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A call that trains a run of these words once, and gives its folder."""
+    """A call that trains a run of these words once, and returns its folder."""
     root = tmp_path_factory.mktemp("export") / "outputs"
     trained_runs = {}
 

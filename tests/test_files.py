@@ -74,7 +74,7 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def table(written, tmp_path):
-    """A copy of it, to be written on."""
+    """A copy of it, to write to."""
     return Path(shutil.copy(written, tmp_path / "rows.jsonl"))
 
 

@@ -17,7 +17,7 @@ from runner.run.history import read_metrics
 pytestmark = pytest.mark.slow
 
 
-# A dead driver is tried in ``test_sweep``.
+# ``test_sweep`` covers a dead driver.
 def test_a_folder_has_one_run(tmp_path, warm):
     assert list(KINDS["starts"](tmp_path, warm, 4, random.Random(0))) == []
 

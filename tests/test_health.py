@@ -82,7 +82,7 @@ def test_chosen_answers_may_become_less_likely_and_not_impossible():
     assert rings(ChosenLost(), of_chosen(-0.1, *[-45] * 20, length=1.0)) is None
     longer = [*of_chosen(-10, length=10.0), *of_chosen(*[-500] * 4, length=500.0)]
     assert rings(ChosenLost(), longer) is None
-    # of which nobody knows how long they are
+    # of unknown length
     assert rings(ChosenLost(), of_chosen(*[-1e4] * 5, length=None)) is None
     assert (
         rings(ChosenLost(), [{"noted": {}}, *of_chosen(-8), {"noted": {}}, *of_chosen(-900, -900)])
@@ -101,10 +101,10 @@ def test_chosen_answers_may_become_less_likely_and_not_impossible():
         ({"weight": NAN, "skipped": True}, True),
         ({"noted": {"reward": NAN}}, True),
         ({"noted": {"rewards/margins": NAN}}, False),  # of a batch of KTO with one kind of answer
-        # finite entries, of which the clip has left nothing
+        # finite entries that clipping has reduced to zero
         ({"norm": math.inf, "gradient": 0.0}, True),
         ({"norm": math.inf, "gradient": 0.0, "skipped": True}, False),
-        ({"norm": math.inf, "gradient": 1.0}, False),  # before float16 takes its scale away
+        ({"norm": math.inf, "gradient": 1.0}, False),  # before float16 lowers its scale
         ({"norm": 3.0, "gradient": 0.0}, False),
     ],
 )
@@ -293,7 +293,7 @@ def test_a_training_that_never_prefers_a_completion_to_another_learns_nothing(si
     assert rings(NoSignal(), [silent | alone(64 * number) for number in range(1, 9)]) == 5
     # not before 128
     assert rings(NoSignal(), [silent | alone(8 * number) for number in range(1, 20)]) == 16
-    assert rings(NoSignal(), [heard, *[silent] * 20]) is None  # success looks like that
+    assert rings(NoSignal(), [heard, *[silent] * 20]) is None  # this is success
     assert rings(NoSignal(), [*[silent] * 4, heard, *[silent] * 20]) is None
     # a policy that waits for its critic
     assert rings(NoSignal(), [{"gradient": None}] * 20) is None
@@ -362,7 +362,7 @@ NORM = {"norm": math.inf, "gradient": 0.0}
 @pytest.mark.parametrize(
     ("alarm", "facts", "step", "first"),
     [
-        # A loss that is endless in the first step is no matter of the rate, unless PPO has taken
+        # An infinite loss in the first step is not caused by the rate, unless PPO has taken
         # several by then.
         (
             NotFinite(),
@@ -385,7 +385,7 @@ NORM = {"norm": math.inf, "gradient": 0.0}
             "a lower learning_rate= (1 is 1e6 times 1e-6",
         ),
         (NotFinite(), HIGH, {"gradient": NAN, "number": 9, "rate": 1e-6}, "a lower learning_rate="),
-        # So large a loss comes of the rows.
+        # Such a large loss is caused by the rows.
         (NotFinite(first_loss=2.0), Facts(), NORM | {"loss": 2e30, "number": 9}, "other rows"),
         (
             ZeroGradient(),
@@ -594,7 +594,7 @@ def test_every_weight_counts_when_it_is_saved():
 
 
 class Training:
-    """The events of a training of one small model, each step by a change that is given."""
+    """The events of a training of one small model, with a given change at each step."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from runner.training.even_batches import EvenBatches
 from runner.training.held_out import HeldOutSums
 from runner.training.recovery import find_batch_term
 
-# Answers of 9, 4, 6, 4 and 2 tokens with their ends; those of other lengths are worse.
+# Answers of 9, 4, 6, 4 and 2 tokens with their ends.
 LINES = [
     {"prompt": "1 2 3", "chosen": "1 2 3 4 5 6 7 8", "rejected": "4", "reference": "7 2 3"},
     {"prompt": "4 2", "chosen": "2 4 4", "rejected": "1 2 3 4 5 6", "reference": "2 4 6 8 9"},

@@ -23,6 +23,7 @@ from datasets import Dataset, Features, List, Value
 from datasets import Image as Stored
 from PIL import Image
 from safetensors.torch import load_file
+from toy import join_png
 from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaProcessor
 
 from runner import config
@@ -256,16 +257,8 @@ def test_any_turn_of_any_row_may_have_the_only_image(folder):
 
 def bomb():
     """A PNG of 20,000 x 20,000 pixels in a few bytes."""
-    chunks = [
-        (b"IHDR", struct.pack(">IIBBBBB", 20_000, 20_000, 1, 0, 0, 0, 0)),
-        (b"IDAT", zlib.compress(b"")),
-        (b"IEND", b""),
-    ]
-    parts = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+    header = struct.pack(">IIBBBBB", 20_000, 20_000, 1, 0, 0, 0, 0)
+    return join_png([(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")])
 
 
 def deep():
@@ -379,7 +372,7 @@ def test_trainers_models_and_weights_that_know_no_images_say_so():
         "trainer": {"_target_": "trl.SFTTrainer", "images": True, "args": {}},
         "model": {"path": "a/b"},
     }
-    elsewhere = {"dataset": {"path": "s3://bucket/rows.jsonl"}}  # which nobody reads for a fault
+    elsewhere = {"dataset": {"path": "s3://bucket/rows.jsonl"}}  # never read for a fault
     assert (
         list(find_media_faults(sft, IMAGE, is_read=True))
         == list(find_media_faults(sft | elsewhere, IMAGE, is_read=True))
@@ -479,7 +472,7 @@ def test_a_processor_without_a_tokenizer_is_a_fault(tmp_path):
 
 
 def test_all_special_cases_of_images_are_in_their_record():
-    """Beside it are the keys of users, and what other tools write."""
+    """Apart from that, there are only keys of users and names of other tools."""
     special = re.compile(r"""["'<](images?|vision_config|image_(processor|token\w*))["'>]""")
     package = Path(modality.__file__).parent.parent
     elsewhere = set()
@@ -514,7 +507,7 @@ def test_answers_depend_on_the_image_and_not_on_what_is_beside_it(seeing):
 
 @pytest.mark.parametrize("kind", ["llava", "mixtral"])
 def test_weights_that_are_saved_under_other_names_are_taken(seeing, kind, tmp_path):
-    """A trainer goes on from a checkpoint with nothing but a warning where no name fits."""
+    """If no name fits, a trainer resumes from a checkpoint with nothing but a warning."""
     tokenizer, model = seeing
     if kind == "mixtral":
         tokenizer = load_tokenizer("runner://model/tiny")

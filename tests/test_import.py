@@ -46,7 +46,7 @@ class Imported:
         self.lines = verb.describe(self.draft)
         (folder / "experiment").mkdir(exist_ok=True)
         (folder / "experiment" / f"{self.draft.name}.yaml").write_text(self.text)
-        # Rewards of the user's own are typed; here one of ours stands in for them.
+        # User rewards must be typed; here one of ours stands in for them.
         foreign = any(word.startswith("allow=") for word in self.draft.overrides)
         words = (
             ["reward.length._target_=runner.reward.rule.length"]
@@ -108,7 +108,7 @@ def test_every_key_of_a_sample_is_accounted_for(imported, name):
     noted = {note.key for note in done.draft.notes}
     noted |= {key.partition(".")[0] for key in noted}
     silent = {key for key, value in done.reading.keys.items() if value is not None} - noted
-    # What several keys say together is noted once.
+    # A note for several keys together comes once.
     assert silent <= {"soft_cache_length"}
     assert {note.kind for note in done.draft.notes} <= set(KINDS)
     assert not [note for note in done.draft.notes if "not a key that is known" in note.why]
@@ -815,7 +815,7 @@ def test_a_script_whose_variables_hold_one_another_is_refused_at_once(tmp_path):
 
 
 def test_texts_of_a_file_do_not_control_the_terminal(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # into whose conf/experiment, were there one, it would write
+    monkeypatch.chdir(tmp_path)  # it would write into a conf/experiment here
     text = 'model_name_or_path: "org/\\e[31m"\ndataset_name: "\\u202ed"\n"a\\e[0m": 1\n'
     (tmp_path / "x.yaml").write_text(text)
     assert main(["import", str(tmp_path / "x.yaml"), "dialect=trl", "trainer=sft"]) == 0
@@ -970,7 +970,8 @@ def test_no_unknown_tuner_becomes_a_training_of_all_weights(written, tmp_path, k
         written(keys)
     assert [fault.where for fault in caught.value.faults] == ["peft._target_"]
     (file,) = tmp_path.glob("experiment/*.yaml")
-    assert "# open: " in file.read_text() and "peft=lora" in file.read_text()
+    assert "# open: " in file.read_text()
+    assert "peft=lora" in file.read_text()
 
 
 def test_an_optimizer_of_ours_takes_over_the_settings_of_theirs(written):
@@ -1283,14 +1284,10 @@ def test_each_row_of_a_table_can_be_followed(tool):
     cases = [case for rows in (table.keys, table.rows) for row in rows.values() for case in row]
     menu = Path(config.__file__).parents[2] / "conf"
     trainers = {path.stem for path in (menu / "trainer").iterdir()}
-    parameters = {
-        name: read_signature(
-            yaml.safe_load((menu / "trainer" / f"{name}.yaml").read_text())["trainer"]["args"][
-                "_target_"
-            ]
-        )
-        for name in trainers
-    }
+    parameters = {}
+    for name in trainers:
+        option = yaml.safe_load((menu / "trainer" / f"{name}.yaml").read_text())
+        parameters[name] = read_signature(option["trainer"]["args"]["_target_"])
     for case in cases:
         assert case.convert in {"", *CONVERSIONS}
         assert case.by in {"", *FUNCTIONS}
@@ -1460,7 +1457,8 @@ def test_it_writes_into_the_menu_of_this_folder_and_never_over_a_file(
     assert "before it runs" not in out
     assert main(["experiment=mine", "--config-dir", "conf", "--dry-run"]) == 0
     target.write_text("# edited\n")
-    assert main(words) == 2 and target.read_text() == "# edited\n"
+    assert main(words) == 2
+    assert target.read_text() == "# edited\n"
     assert "force=true" in capsys.readouterr().err
     assert main([*words, "force=true"]) == 0
     assert "axolotl_dpo" in target.read_text()

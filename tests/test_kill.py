@@ -19,4 +19,6 @@ pytestmark = pytest.mark.slow
 @pytest.mark.dear("a run of three starts, beside one that nothing disturbs")
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, warm):
     tally = punish("lora", 2, tmp_path, warm, random.Random("lora"), most=2, power=True)
-    assert tally.missed == [] and tally.kills == 2 and tally.equal == tally.finished == tally.runs
+    assert tally.missed == []
+    assert tally.kills == 2
+    assert tally.equal == tally.finished == tally.runs

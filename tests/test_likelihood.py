@@ -57,7 +57,7 @@ def test_an_answer_is_what_training_would_learn(tokenizer):
     closed = tokenizer.apply_chat_template(CHAT + ANSWER, tokenize=False)
     opened = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
     assert answers[0] == closed.removeprefix(opened)
-    # The blank of the prompt is in the first token of the answer, which nobody else would read.
+    # The prompt's trailing blank is in the first token of the answer, which is scored with it.
     assert answers[1] == f" 1 3 7 9 and so on{end}"
     assert answers[3] == end
     first = tokenizer.decode(tokenizer("We loved it.")["input_ids"][:1])

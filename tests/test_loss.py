@@ -88,7 +88,7 @@ def test_margin_with_and_without_a_reference():
 
 @pytest.mark.slow
 def test_simpo_is_what_the_file_of_cpo_says_to_type(tmp_path, monkeypatch):
-    """Length-normalised, with a margin, and without the likelihood of the chosen that CPO adds."""
+    """That is: length-normalised, with a margin, without CPO's likelihood of the chosen answer."""
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     text = (MENU / "trainer" / "cpo.yaml").read_text()
     words = next(
@@ -189,8 +189,8 @@ KINDS = {
     "reward": "scores",
 }
 KINDS |= {"ppo": "policy"}
-# What our classes read of TRL's trainers beside the names in ``upstream``: attributes, and columns
-# of their batches.
+# Names in TRL's trainers that our classes read, beside those in ``upstream``: attributes, and
+# columns of their batches.
 READ = {
     "sft": ("fused_lm_head", "label_mask", "log_probs", "entropy", "is_top1", "aux_loss"),
     "dpo": (
@@ -501,7 +501,7 @@ def test_each_trainer_gives_what_the_check_says(train, mine, kind, tmp_path):
         train(f"trainer={name}", "loss._target_=my_losses.every", "allow=[my_losses]", *SMALL)
     )
     names = set(json.loads((tmp_path / "given.json").read_text()))
-    # Logits and the outputs of the whole batch cost memory, and are there only for a loss that
+    # Logits and the outputs of the whole batch cost memory, and exist only for a loss that
     # names them.
     costly = {"logits", "outputs", "labels", "num_items_in_batch"} if kind == "tokens" else set()
     assert names == (set(GIVES[kind]) - costly) | ({"target"} if kind in ALSO_GIVES else set())

@@ -45,7 +45,7 @@ def test_sampled_and_read_metrics_are_in_every_evaluation(train):
     for line in evaluations(done):
         figures = ["eval_bleu", "eval_chrf", "eval_rouge", "eval_perplexity", "eval_exact"]
         assert [name for name in line if name in figures] == figures
-        # All answers have as many tokens here, so that the mean over tokens is the loss of the one
+        # All answers have the same number of tokens, so the mean over tokens is the loss of the one
         # batch.
         assert math.log(line["eval_perplexity"]) == pytest.approx(line["eval_loss"], rel=1e-4)
     assert done.scores["after"]["eval_perplexity"] == pytest.approx(

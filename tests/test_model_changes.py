@@ -77,10 +77,10 @@ def test_new_tokens_get_rows_near_the_mean_and_the_same_ones_again(kind, tmp_pat
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     assert of_tokenizer(add_tokens=NEW, pad_token="[PAD]") == []
     model, again = (load(tmp_path, tokenizer) for _ in range(2))
-    (inner, outer), rows = (
-        (part.weight for part in (model.get_input_embeddings(), model.get_output_embeddings())),
-        535,
+    (inner, outer) = (
+        part.weight for part in (model.get_input_embeddings(), model.get_output_embeddings())
     )
+    rows = 535
     assert len(inner) == len(outer) == model.config.vocab_size == len(tokenizer) == 539
     assert (inner is outer) == (kind == "llama")
     assert torch.equal(inner, again.get_input_embeddings().weight)
@@ -296,8 +296,8 @@ def test_a_weight_that_no_expert_has_is_not_passed_over(experts):
 
 # --- Trained runs -------------------------------------------------------------------------------
 
-# Checkpoints have the embeddings whole; and of two layers of experts in one, peft sets a rank that
-# it then passes over.
+# Checkpoints hold the full embeddings; and for two expert layers in one, peft sets a rank that
+# it then ignores.
 WARNED = (
     "ignore:Setting `save_embedding_layers`:UserWarning",
     r"ignore:The following \w+_pattern:RuntimeWarning",
@@ -358,7 +358,7 @@ def test_an_adapter_with_new_tokens_loads_elsewhere_and_is_the_next_reference(
     for loaded in (AutoPeftModelForCausalLM.from_pretrained(folder), load(folder)):
         assert isinstance(loaded, PeftModel)
         assert torch.allclose(logits(loaded), logits(merged), atol=1e-4)
-    # The alarm of the first step's margin would end it where the reference lacks the trained rows.
+    # If the reference lacked the trained rows, the alarm of the first step's margin would end it.
     assert train("trainer=dpo", rows, f"model={folder}", *QUICK, name="dpo").code == 0
 
 
@@ -403,18 +403,7 @@ def test_experts_in_lora_are_trained_by_ppo_and_merge(train, rows, experts, tmp_
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
     trained = load(done.run.model)
     assert torch.allclose(logits(trained), logits(merged), atol=1e-4)
-    assert not torch.equal(
-        logits(
-            get_peft_model(
-                *build_tuner(
-                    AdapterPart.read_chosen(dict(done.run.cfg["peft"])),
-                    load(
-                        experts,
-                        load_tokenizer(str(done.run.model), add_tokens=NEW, pad_token="[PAD]"),
-                    ),
-                    "lm",
-                )
-            )
-        ),
-        logits(trained),
-    )
+    tokenizer = load_tokenizer(str(done.run.model), add_tokens=NEW, pad_token="[PAD]")
+    adapter = AdapterPart.read_chosen(dict(done.run.cfg["peft"]))
+    untrained = get_peft_model(*build_tuner(adapter, load(experts, tokenizer), "lm"))
+    assert not torch.equal(logits(untrained), logits(trained))

@@ -28,7 +28,7 @@ WORDS = ("trainer=dpo", "dataset=descriptiveness")
 
 @pytest.fixture
 def address(monkeypatch):
-    """The address of a server that takes questions and answers none, which is the hub."""
+    """The address of a server that accepts questions and answers none, set as the hub's."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -75,7 +75,7 @@ def test_an_absent_hub_is_reported_at_once(here, monkeypatch, capsys):
 
 
 def test_ctrl_c_ends_the_wait_at_once(address, here, monkeypatch):
-    """Of half an hour; the signal comes when the line says that it waits."""
+    """The wait would take half an hour; the signal comes with the line about it."""
     monkeypatch.setattr(hub, "MAX_SECONDS", 1800)
     monkeypatch.setattr(hub, "QUIET_SECONDS", 0.01)
     told = []

@@ -72,7 +72,7 @@ def test_a_model_that_cannot_is_padded(kind, changes):
 
 
 def test_a_model_that_does_not_hand_on_where_rows_end_is_padded():
-    # random weights so small that rows hardly see each other
+    # with small random weights, rows would hardly affect each other
     trunk = letter_model(spread=0.02).base_model
     trunk.register_forward_pre_hook(
         lambda _, __, asked: asked.pop("row_lengths", None) and None, with_kwargs=True

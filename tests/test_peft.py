@@ -42,8 +42,8 @@ from runner.model.load import load_model, load_tokenizer
 from runner.model.reference_model import copy_reference, match_reference, needs_reference
 from runner.training.components.model import build_tuner
 
-# Those of models that see are tried on one, in test_image.
-EACH_KIND = ("lora", "freeze", "p_tuning", "qlora")  # of what they do to a model
+# Options for vision models are tried in test_image.
+EACH_KIND = ("lora", "freeze", "p_tuning", "qlora")  # warnings about what they do to a model
 MENU_NAMES = sorted(path.stem for path in (MENU / "peft").glob("*.yaml"))
 OPTIONS = [*EACH_KIND, *(name for name in MENU_NAMES if name not in EACH_KIND)]
 OPTIONS = [name for name in OPTIONS if not name.startswith("vision")]
@@ -84,7 +84,7 @@ def load(path: Path, **how):
 
 
 def read_option(name: str) -> tuple[dict | None, object]:
-    """The node of a peft option, and the quantisation that it brings along."""
+    """The node of a peft option, and the quantisation that comes with it."""
     with initialize_config_dir(str(MENU), version_base="1.3"):
         cfg = OmegaConf.to_container(
             compose(overrides=["+quant=none", f"+peft={name}"]), resolve=True
@@ -163,7 +163,7 @@ TAKES_REFERENCE = ("dpo", "kto", "online_dpo")
 
 
 def take_step(kind: str, model, path: Path, config=None, **settings):
-    """Train one step with the reference that is needed, as the runner does; the trainer and log."""
+    """Train one step with the reference it needs, as the runner does; return trainer and log."""
     precomputed = settings.get("precompute_ref_log_probs", False)
     wanted = kind in TAKES_REFERENCE and needs_reference(model, config, precomputed=precomputed)
     reference = copy_reference(model) if wanted else None
@@ -311,7 +311,7 @@ STARTS = ["full", "moved", "lora", "loaded", "pissa", "loaded pissa"]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "start"),
-    # Of those that are given a reference, and of those that make one, one from everywhere and the
+    # One trainer that gets a reference and one that makes it are tried from every start, the
     # others from two.
     [
         *itertools.product(("dpo", "grpo"), STARTS),
@@ -351,7 +351,7 @@ def test_the_reference_is_the_start_model(kind, start, folder, tmp_path):
 @pytest.mark.parametrize("kind", ["dpo", "grpo"])
 @pytest.mark.parametrize("start", ["moved", "pissa"])
 def test_left_to_itself_a_trainer_measures_from_somewhere_else(kind, start, folder):
-    """The control: were this ever to pass without our help, the help could go."""
+    """The control: if this ever passes without our help, the help can go."""
     torch.manual_seed(0)
     model = load(folder)
     config = None

@@ -66,7 +66,7 @@ def rolled_out(trainer, count=8, seed=0):
 
 
 def set_advantages(trainer, rollout):
-    """Those of a rollout from which nothing is learned yet."""
+    """Set the advantages of a rollout that has none yet."""
     trainer.compute_advantages(rollout, trainer.compute_rewards(rollout), ())
 
 
@@ -324,7 +324,7 @@ def test_padding_and_what_was_drawn_after_the_end_count_for_nothing(tmp_path):
     batch = rollout.micro_batch(range(8))
     assert (
         batch.input_ids_BT.shape[1] == max(rollout.lengths) - 1
-    )  # nothing is asked of the state behind the last token
+    )  # the state after the last token has no value
     before = trainer.actor_critic(batch)
     for row, length in enumerate(rollout.lengths):
         batch.input_ids_BT[row, length - 1 :] = 5
@@ -625,11 +625,10 @@ def test_a_step_follows_the_gradient_of_the_written_loss(tmp_path, average, budg
         advantages = rollout.advantages_BR[row, :count]
         returns = rollout.returns_BR[row, :count]
         losses.append(-ratios * advantages + 0.5 * (values - returns).square() / 2)
-    full_batch = (
-        torch.cat(losses).mean()
-        if average == "token"
-        else torch.stack([loss.mean() for loss in losses]).mean()
-    )
+    if average == "token":
+        full_batch = torch.cat(losses).mean()
+    else:
+        full_batch = torch.stack([loss.mean() for loss in losses]).mean()
     full_batch.backward()
     assert len({len(loss) for loss in losses}) > 1
     for name, weight in plain.named_parameters():
@@ -957,7 +956,6 @@ def test_initial_adapters_depend_on_the_seed_alone(tmp_path):
         ({"critic": "adapter"}, "trainer.args.critic"),
         ({"reward_funcs": None}, "no reward"),
         ({"reward_weights": [1.0, 2.0]}, "reward_weights"),
-        # The next two fail until ppo.py refuses them.
         ({"kl_target": 0.0}, "kl_target"),
         ({"kl_target": 6.0, "kl_coef": 0.0}, "kl_"),
     ],

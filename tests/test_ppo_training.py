@@ -84,7 +84,7 @@ def test_a_resumed_training_ends_with_the_same_bits(tmp_path, case, step):
     uninterrupted = build(tmp_path / "whole", **asked, **KINDS[case])
     uninterrupted.train()
     resumed = build(tmp_path / "resumed", **(asked | {"save_strategy": "no"}), **KINDS[case])
-    torch.rand(5)  # the random numbers of the process that goes on are others
+    torch.rand(5)  # the resuming process has other random numbers
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
     assert farthest(weights(uninterrupted), weights(resumed)) == 0
     assert uninterrupted.running == resumed.running
@@ -101,13 +101,13 @@ def test_a_resumed_training_ends_with_the_same_bits(tmp_path, case, step):
 
 
 def told(line):
-    """A line of the log without what a clock says."""
+    """A logged line without figures of the clock."""
     return {name: value for name, value in line.items() if not name.startswith(TIMED)}
 
 
 @pytest.mark.slow
 def first_letter(completions, **_):
-    """One number for nearly all completions, so that those of many prompts earn the same."""
+    """One number for nearly all completions, so that many prompts have a group of equal rewards."""
     return [float(text.startswith("c")) for text in completions]
 
 
@@ -523,7 +523,7 @@ def test_a_bandit_is_solved_whatever_the_seed(tmp_path, case, seed):
     before = trainer.evaluate()["eval_objective/scores"]
     trainer.train()
     after = trainer.evaluate()["eval_objective/scores"]
-    # An adapter under a frozen output layer cannot become much surer than this.
+    # An adapter under a frozen output layer cannot become much more confident than this.
     assert before < 0.2
     assert after > (0.9 if case == "full" else 0.5)
     answers = trainer.actor_critic.policy(torch.arange(4)[:, None]).logits[:, -1].argmax(-1)

@@ -52,7 +52,7 @@ def complete(model, tokenizer, how, *, prompts=CHATS, seed=0, **settings) -> lis
 
 @pytest.fixture
 def predict(tmp_path, monkeypatch, capsys):
-    """The verb in a folder of the test's own; gives the exit code and what went to both streams."""
+    """Run the verb in a folder of the test's own; return the exit code and both streams."""
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str, code: int = 0):
@@ -152,7 +152,7 @@ def test_both_engines_complete_alike(tiny, how, monkeypatch):
         [completion.log_probability for completion in by_generate], abs=1e-4
     )
     short = max(by_loop, key=lambda completion: len(completion.prompt_ids))
-    # no more are left to the longest prompt
+    # the longest prompt leaves room for no more
     assert len(short.token_ids) == 2
     assert short.finish == "length"
 

@@ -42,7 +42,7 @@ CHATS = [{"messages": [ASKED, {"role": "assistant", "content": answer}]} for ans
 
 @pytest.fixture(scope="module")
 def chatml():
-    """A tokenizer whose template marks what the assistant says."""
+    """A tokenizer whose template marks the assistant's text."""
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = read_template("chatml")
     return tokenizer
@@ -85,7 +85,7 @@ def see(tokenizer, rows, made, collator=None, limit=None, **how):
 
 
 def fault_of(inspection, allowed):
-    """The one fault, which names what allows it, and is gone where that is allowed."""
+    """The one fault, which names the key that allows it, and disappears if that is allowed."""
     [fault] = find_faults(inspection)
     name, value = allowed
     assert f"tolerate.{name}=" in fault.fix
@@ -207,7 +207,8 @@ def test_two_begin_tokens_are_refused(tokenizer):
 
 def test_one_begin_token_is_none_too_many_wherever_padding_uses_it_too(tokenizer):
     tokenizer = with_bos(tokenizer)
-    tokenizer.pad_token, tokenizer.padding_side = tokenizer.bos_token, "left"
+    tokenizer.pad_token = tokenizer.bos_token
+    tokenizer.padding_side = "left"
     rows = [{"text": f"{answer}<|im_end|>"} for answer in ANSWERS]
     made = [{"input_ids": tokenizer(row["text"])["input_ids"]} for row in rows]
     assert (
@@ -478,7 +479,9 @@ class Reader(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.tags, self.links, self.text = [], [], ""
+        self.tags = []
+        self.links = []
+        self.text = ""
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
@@ -624,7 +627,7 @@ def test_nothing_of_the_page_runs_off_a_phone(tmp_path, width):
         [*command, f"file://{tmp_path}/harness.html"], capture_output=True, text=True, timeout=120
     )
     match = re.search(r'data-found="(\d+) of (\d+)"', done.stdout)
-    assert match and width - 20 <= int(match[2]) <= width  # but for a scroll bar
+    assert match and width - 20 <= int(match[2]) <= width  # except for a scroll bar
     assert int(match[1]) <= int(match[2])
 
 

@@ -253,9 +253,9 @@ def test_a_runner_py_in_the_working_folder_hides_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_program_of_the_readme_says_what_a_run_has(trained, monkeypatch, capsys):
-    run, (code,) = (
-        trained[0],
-        re.findall(r"```python\n(.*?)```", (PACKAGE.parent / "README.md").read_text(), re.DOTALL),
+    run = trained[0]
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (PACKAGE.parent / "README.md").read_text(), re.DOTALL
     )
     monkeypatch.setattr(runner, "train", lambda *words: run if runner.compose(*words) else None)
     exec(code.replace("outputs/dpo-tiny-toy", str(run.folder.parent)), {})

@@ -33,7 +33,8 @@ class StandIn(SimpleNamespace):
     """A stand-in for Ray: its nodes, and actors by name, each with the error that ended it."""
 
     def __init__(self, *nodes, installed=True):
-        self.given, self.ends = {}, {}
+        self.given = {}
+        self.ends = {}
         self.exceptions = SimpleNamespace(RayError=RuntimeError)
         self.util = SimpleNamespace(
             list_named_actors=lambda: [name for name in self.given if name not in self.ends]
@@ -78,7 +79,7 @@ def cluster(monkeypatch):
 
 
 def tasks_in(folder: Path, *names: str, after: str = "") -> list:
-    """Tasks of which the last waits for the others where ``after`` says so."""
+    """Tasks of which the last waits for the others if ``after`` is set."""
     tasks = []
     for name in names:
         (folder / name).mkdir()

@@ -14,7 +14,7 @@ from runner.model.chat import look_at_texts
 from runner.model.encoding import write
 from runner.model.jinja import family_files, read_template
 
-# As Mistral's first ones do, which know no turns but these.
+# Like Mistral's first templates, which know only these turns.
 ALTERNATING = (
     "{% for m in messages %}"
     "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
@@ -201,7 +201,7 @@ def test_turns_are_joined_with_the_question_behind_them():
         "h",
     ]
     assert join_turns(turns, "all")[-1] == user("g\n\nh")
-    # What becomes a turn of the user between two answers keeps them apart.
+    # A turn between two answers becomes a user turn that keeps them apart.
     between = [user("a"), bot("b"), system("c"), bot("d")]
     assert join_turns(between, "all") == [user("a"), bot("b"), user("c"), bot("d")]
     assert join_turns([system(""), user("a"), system("b")], "system") == [user("a\n\nb")]
@@ -221,7 +221,7 @@ def test_thoughts_are_written_by_choice_or_by_the_template(preview):
     assert "<think>↵\nsilver↵\n</think>↵\n↵\npaper<|im_end|>" in shown
     assert "thought" not in notes
     earlier = [*TALKS["thought"], user("stone?"), bot("copper", thinking="gold")]
-    shown, notes = preview(earlier, "qwen3")  # which has its own rule
+    shown, notes = preview(earlier, "qwen3")  # qwen3 has its own rule
     assert "gold" in shown
     assert "silver" not in shown
     assert "its own rule" in notes

@@ -53,7 +53,7 @@ def test_every_command_composes_and_passes_the_check(command, capsys, tmp_path, 
         assert main(words) == 0
         return
     if line.verb not in ("preview", "rehearse", "train"):
-        return  # a name that does not exist would not have been taken for a verb
+        return  # a missing name would not be read as a verb
     for job in jobs_of(split_options(line.overrides, options_of(line.verb), line.verb).overrides):
         assert compose_runs(job, line.folders)
 
@@ -143,7 +143,7 @@ def test_every_option_group_is_in_the_table():
 
 
 def test_the_python_versions_are_those_of_the_project():
-    """pyproject.toml says it for pip, ruff and mypy; the pages that repeat it agree."""
+    """pyproject.toml has it for pip, ruff and mypy; the pages that repeat it agree."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = settings["project"]
     tools = settings["tool"]

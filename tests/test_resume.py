@@ -100,10 +100,8 @@ def test_the_same_command_continues_to_the_same_bits(
     else:
         assert (code, run.status()["state"]) == (128 + number, "interrupted")
         log = run.log.read_text()
-        assert (
-            log.endswith("type      run the same command again to continue\n")
-            and "Traceback" not in log
-        )
+        assert log.endswith("type      run the same command again to continue\n")
+        assert "Traceback" not in log
     told = re.search(
         r"^resumes   from step (\d+) \(checkpoint-\1\)$", runner(*words).stdout, re.MULTILINE
     )
@@ -143,10 +141,8 @@ def test_a_run_killed_after_its_last_step_ends_complete(train, capfd):
     for folder in (run.model, run.checkpoints):
         shutil.rmtree(folder)
     run.set_status("running", step=2, sealed=None)
-    assert (
-        train(*words).code == 0
-        and "begins    again: it had come to step 2" in capfd.readouterr().out
-    )
+    assert train(*words).code == 0
+    assert "begins    again: it had come to step 2" in capfd.readouterr().out
 
 
 def test_two_processes_never_train_in_one_folder(runner, slow_callback):

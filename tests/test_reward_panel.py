@@ -265,7 +265,7 @@ def test_a_reward_within_its_limit_is_not_disturbed():
     scorer = Scorer("mine", lambda completions: [1.0] * 3, timeout=60)
     for _ in range(20):
         assert scorer(prompts=PROMPTS, completions=TEXTS) == [1.0] * 3
-    # No bell is left that would ring later: neither the watcher nor the timer.
+    # Neither the watcher nor the timer is left.
     assert not any("_watch" in thread.name for thread in threading.enumerate())
     assert signal.getitimer(time_limit.TIMER) == (0.0, 0.0)
 

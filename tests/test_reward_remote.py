@@ -53,13 +53,16 @@ class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request, client_address):
-        """A client that hung up is what some of these tests are about."""
+        """Ignore clients that hang up, because some of these tests need that."""
 
 
 @pytest.fixture
 def server():
     with Server(("127.0.0.1", 0), Judge) as server:
-        server.asked, server.moods, server.drip, server.elsewhere = [], [], 0.0, ""
+        server.asked = []
+        server.moods = []
+        server.drip = 0.0
+        server.elsewhere = ""
         server.url = f"http://127.0.0.1:{server.server_port}/score?key=hidden"
         threading.Thread(
             target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
@@ -121,7 +124,8 @@ def test_a_server_that_stays_busy_is_a_fault_of_the_environment(server):
 @pytest.mark.parametrize("status", [302, 307, 400, 401, 404])
 def test_a_refusal_and_a_redirect_are_not_tried_again(server, status, monkeypatch):
     monkeypatch.setenv("JUDGE_TOKEN", TOKEN)
-    server.moods, server.elsewhere = [status], server.url
+    server.moods = [status]
+    server.elsewhere = server.url
     assert f"answered {status}" in refused(ConfigError, server, token_variable="JUDGE_TOKEN")
     assert len(server.asked) == 1
 
@@ -154,7 +158,7 @@ def test_an_invalid_answer_is_reported(server, mood, finding):
 
 def test_the_token_goes_to_the_server_and_nowhere_else(server, monkeypatch):
     monkeypatch.setenv("JUDGE_TOKEN", TOKEN)
-    # where it would be read, if anybody listened
+    # a server there would read it
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "")
     assert ask(server, token_variable="JUDGE_TOKEN") == [1.0, 2.0, 3.0]

@@ -39,9 +39,8 @@ def scorer(folder, kind, labels):
 class Judge(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        answer = json.dumps(
-            {"rewards": [float(len(text[-1]["content"])) for text in body["completions"]]}
-        ).encode()
+        lengths = [float(len(text[-1]["content"])) for text in body["completions"]]
+        answer = json.dumps({"rewards": lengths}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()

@@ -47,7 +47,7 @@ def caller(calls: str = "abcdefghijk") -> object:
         text = self.decode(ids, skip_special_tokens=True)
         if text[:1] not in calls:
             return {"role": "assistant", "content": text}
-        # A call may hold more than is asked for, as models make it up.
+        # A call may hold additional keys, because models make them up.
         call = {"name": "look", "arguments": {"key": text[1:]}, "id": 1}
         return {
             "role": "assistant",
@@ -56,7 +56,8 @@ def caller(calls: str = "abcdefghijk") -> object:
         }
 
     kind.parse_response = parse_response
-    tokenizer.__class__, tokenizer.chat_template = kind, TEMPLATE
+    tokenizer.__class__ = kind
+    tokenizer.chat_template = TEMPLATE
     return tokenizer
 
 
@@ -128,7 +129,7 @@ def test_tools_answer_between_the_turns_and_an_episode_depends_on_its_own_noise_
         ]
         expected = [logprobs[place - 1, token_ids[place]].item() for place in places]
         assert played.logprobs == pytest.approx(expected, abs=1e-4)
-        # The tokens are those of the conversation as the template writes it, up to the ends that
+        # The tokens are those of the rendered conversation, up to the ends that
         # were sampled.
         roles = [turn["role"] for turn in played.turns]
         assert roles[::2] == ["assistant"] * len(roles[::2])
@@ -172,7 +173,8 @@ class Room:
     """An environment that shows a letter, takes one, and pays for the right one."""
 
     def reset(self, prompt, answer, **_):
-        self.answer, self.taken = answer, None
+        self.answer = answer
+        self.taken = None
         return "t"
 
     def look(self, key: str) -> str:
@@ -277,7 +279,8 @@ def test_ppo_learns_from_the_tokens_of_the_policy_alone(tmp_path):
 
     trainer.update = keep
     trainer.train()
-    rollout, (logs, *_) = recorded["rollout"], logs_of(trainer)
+    rollout = recorded["rollout"]
+    (logs, *_) = logs_of(trainer)
     assert rollout.mask_BR.sum().item() == sum(
         sum(completion.own) for completion in rollout.completions
     )

@@ -65,7 +65,7 @@ def test_keys_that_cannot_change_the_result_stay_out_of_the_run_key(cfg, volatil
 
 
 def test_the_key_of_a_configuration_is_what_it_was():
-    """Another one would have every run that is there train again; then ``FORMAT`` grows."""
+    """Another key would train every existing run again; then ``FORMAT`` must grow."""
     parts = {
         "model": {"path": "org/name"},
         "dataset": {"path": "runner://dataset/toy"},

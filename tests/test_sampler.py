@@ -54,7 +54,7 @@ def recomputed(model, prompt, tokens, temperature):
 def test_tokens_are_drawn_as_often_as_their_probability_says():
     logits = torch.tensor([2.0, -1.0, 0.5, -torch.inf, 1.0])
     count = 200_000
-    # Evenly spread noise leaves no chance: each token is met in exact proportion.
+    # Evenly spread noise removes chance: each token is drawn in exact proportion.
     even = (torch.arange(count) + 0.5) / count
     tokens, logprobs = sample_token(logits.expand(count, -1), even, Sampling(temperature=0.7))
     expected = torch.softmax(logits / 0.7, -1)
@@ -101,7 +101,7 @@ def test_each_of_150000_words_is_drawn_in_proportion():
 
 
 def test_a_scan_that_falls_draws_no_impossible_token(monkeypatch):
-    """As one on a GPU may, which is put together from parts that are rounded apart."""
+    """A scan on a GPU may fall, because its parts are rounded separately."""
     logits = torch.full((1, 8), -torch.inf)
     plain = torch.Tensor.cumsum
     logits[0, [1, 6]] = 0.0
@@ -217,7 +217,8 @@ class Caching(torch.nn.Module):
 
     def __init__(self, inner):
         super().__init__()
-        self.inner, self.table = inner, None
+        self.inner = inner
+        self.table = None
 
     def forward(self, *args):
         self.table = torch.ones(1) if self.table is None else self.table
@@ -396,7 +397,7 @@ def test_vllm_samples_from_the_current_policy(runner, settings):
         line for line in read_metrics(runner.runs("run")[0] / "metrics.jsonl") if "loss" in line
     ]
     assert abs(lines[0]["objective/kl"]) < 1e-4 < abs(lines[1]["objective/kl"])
-    for line in lines:  # of what it drew, PPO's own probabilities are the same
+    for line in lines:  # PPO computes the same probabilities for its tokens
         for kind in ("min", "mean", "max"):
             assert line[f"sampling/importance_sampling_ratio/{kind}"] == pytest.approx(1, abs=1e-3)
 
@@ -413,10 +414,11 @@ def test_vllm_is_asked_for_where_it_is_and_missed_where_it_is_not(runner, words)
 
 
 class Elsewhere(VLLM):
-    """Samples by the policy itself, and says that each token was so many times less likely."""
+    """Samples by the policy itself, and claims that each token was so many times less likely."""
 
     def __init__(self, trainer, times):
-        self.trainer, self.times = trainer, times
+        self.trainer = trainer
+        self.times = times
 
     def sample(self, prompts, step):
         how = self.trainer.sampling

@@ -45,7 +45,7 @@ def test_a_secret_is_hidden_by_its_value_however_it_is_spelt(monkeypatch):
     assert quote(secret, safe="") not in hidden(text)
     assert packed[6:-4] not in hidden(text)
     assert hidden(text).endswith("and no more")
-    # which shift the letters, and no header tells that this is a login
+    # base64 with an offset, without a header that marks it as a login
     for before in ("", "m", "me"):
         packed = base64.b64encode(f"{before}{secret}".encode()).decode()
         assert packed[4:-4] not in without_values(f"a blob {packed}")

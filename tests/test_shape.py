@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tokenize
 import traceback
+from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -131,7 +132,7 @@ def test_every_file_belongs_to_a_room():
 
 
 def test_the_command_line_is_light():
-    """Each verb as well, but the two files that the worker alone imports, when all is checked."""
+    """Each verb, too, except two files that only the worker imports."""
     verbs = [
         f"runner.command.{path.stem}"
         for path in FILES
@@ -196,6 +197,14 @@ def longest_import_chain() -> list[str]:
     return max(chains.values(), key=len)
 
 
+def nodes_of(kind) -> Iterator[tuple[Path, ast.AST]]:
+    """Each node of a kind in the package, with its file."""
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, kind):
+                yield path, node
+
+
 def private_functions_with_one_caller() -> list[str]:
     """Private functions, methods and inner functions that are used once in their file."""
     names = []
@@ -205,13 +214,10 @@ def private_functions_with_one_caller() -> list[str]:
             for node in ast.walk(tree)
             if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
         )
-        inner = {
-            inside
-            for node in ast.walk(tree)
-            if isinstance(node, FUNCTIONS)
-            for inside in node.body
-            if isinstance(inside, FUNCTIONS)
-        }
+        inner = set()
+        for function in ast.walk(tree):
+            if isinstance(function, FUNCTIONS):
+                inner |= {node for node in function.body if isinstance(node, FUNCTIONS)}
         for node in ast.walk(tree):
             is_private = isinstance(node, FUNCTIONS) and re.match(r"_(?!_)", node.name)
             if (is_private or node in inner) and used[node.name] <= 1:
@@ -237,23 +243,20 @@ def public_names_defined_twice() -> list[str]:
 
 def docstrings_that_begin_with_a_question() -> list[str]:
     """Docstrings that do not begin with what comes out."""
-    return [
-        where(path, node)
-        for path, tree in trees().items()
-        for node in ast.walk(tree)
-        if isinstance(node, FUNCTIONS | ast.ClassDef)
-        and re.match(r"(What|Whether|Where|Who|How|Which|That)\b", ast.get_docstring(node) or "")
-    ]
+    question = re.compile(r"(What|Whether|Where|Who|How|Which|That)\b")
+    places = []
+    for path, node in nodes_of(FUNCTIONS | ast.ClassDef):
+        if question.match(ast.get_docstring(node) or ""):
+            places.append(where(path, node))
+    return places
 
 
 def functions_over_80_lines() -> list[str]:
-    functions = [
-        (path, node)
-        for path, tree in trees().items()
-        for node in ast.walk(tree)
-        if isinstance(node, FUNCTIONS)
-    ]
-    return [where(path, node) for path, node in functions if node.end_lineno - node.lineno >= 80]
+    places = []
+    for path, node in nodes_of(FUNCTIONS):
+        if node.end_lineno - node.lineno >= 80:
+            places.append(where(path, node))
+    return places
 
 
 def modules_over_600_lines() -> list[str]:
@@ -305,7 +308,7 @@ SYNTAX = ast.expr | ast.stmt | ast.comprehension | ast.keyword | ast.arg
 # Statements that hold others, and imports.
 COMPOUND = FUNCTIONS | ast.ClassDef | ast.If | ast.For | ast.While | ast.With | ast.Try
 COMPOUND |= ast.Import | ast.ImportFrom
-# Names that say that something was met, not what it is.
+# Names that say that something was encountered, not what it is.
 VAGUE_NAMES = set(
     [
         "each",
@@ -454,10 +457,7 @@ def test_a_budget_holds(figure):
 
 
 def test_functions_are_small():
-    functions = [
-        node for tree in trees().values() for node in ast.walk(tree) if isinstance(node, FUNCTIONS)
-    ]
-    lengths = sorted(node.end_lineno - node.lineno + 1 for node in functions)
+    lengths = sorted(node.end_lineno - node.lineno + 1 for _, node in nodes_of(FUNCTIONS))
     assert lengths[len(lengths) // 2] <= 12
 
 

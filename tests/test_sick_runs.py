@@ -15,7 +15,7 @@ from runner.run.history import read_metrics
 from runner.run.seal import sealed_checkpoints
 
 pytestmark = pytest.mark.slow
-# Of a policy, of weights, of a judge and of what is sampled.
+# Sicknesses of a policy, of weights, of a judge and of samples.
 CHOSEN_SICK = {"far worse sft", "frozen adapter", "nan weight at a save", "greedy grpo"}
 CHOSEN_HEALTHY = {"sft memorised"}
 

@@ -397,7 +397,7 @@ def test_ways_to_provide_a_name(module):
     assert "_hidden" not in public_names("pkg")
     assert list(read_signature("pkg.alias.Lazy").parameters) == ["c"]
     assert list(read_signature("pkg.inner.Lazy").parameters) == ["c"]
-    # a table that type checkers do not have either
+    # type checkers do not know it either
     module('_import_structure = {"inner": ["Lazy"]}', "lazy")
     assert read_signature("pkg.lazy.Lazy").is_open
 

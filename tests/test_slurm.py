@@ -32,10 +32,11 @@ WORDS = ("metric=none", "launcher=slurm", "launcher.gpus_per_node=0")
 
 
 class Cluster:
-    """The stand-in and what is in its queue, and the command in this process."""
+    """The stand-in with its queue, and the command in this process."""
 
     def __init__(self, folder: Path):
-        self.folder, self.python = folder, folder / "bin" / "worker"
+        self.folder = folder
+        self.python = folder / "bin" / "worker"
         for name in ("bin", "queue"):
             (folder / name).mkdir()
         for name in (*COMMANDS, "worker"):
@@ -254,7 +255,7 @@ def test_a_submission_that_ends_badly_is_looked_for_before_it_is_repeated(
     assert cluster("seed=1") == 5
     assert "no job number in the answer" in capsys.readouterr().err
     assert sorted(states()) == ["created", "queued"]
-    # a run that is called the same is not taken for the one above
+    # a run of the same name is not mistaken for the one above
     with monkeypatch.context() as elsewhere:
         Path("elsewhere").mkdir()
         elsewhere.chdir("elsewhere")
@@ -274,7 +275,7 @@ def test_ctrl_c_cuts_off_no_submission(cluster):
     cluster.mode("held waits")
     started = cluster.start(start_new_session=True)
     until(lambda: Path("outputs/one").exists() and "queued" in states())
-    os.killpg(started.pid, signal.SIGINT)  # as a terminal sends it, to all that is there
+    os.killpg(started.pid, signal.SIGINT)  # as a terminal sends it, to the whole group
     Path("queue/go").touch()
     started.communicate()
     assert started.returncode == 130

@@ -180,7 +180,7 @@ def test_two_reports_of_a_name_at_once_both_succeed(tmp_path, monkeypatch):
 
     def meanwhile(figure, file, format, **how):
         draw(figure, file, format=format, **how)
-        if format == "png":  # the other report comes in before this picture has its name
+        if format == "png":  # another report interferes before this picture has its name
             monkeypatch.undo()
             report(group)
 
@@ -265,7 +265,7 @@ def test_ties_and_close_calls_are_reported(tmp_path):
 
 
 def test_one_longer_and_one_interrupted_run_are_no_axis(tmp_path):
-    """Each is shown as what it is, and the rows for other programs have a column for it."""
+    """Each is shown as what it is, and the rows for other programs have a column for that."""
     group = lay_sweep(
         tmp_path / "odd",
         {(kl, 1e-4, seed): kl for kl in (0.1, 0.2, 0.3) for seed in (0, 1)},
@@ -426,7 +426,7 @@ def test_the_objective_is_that_of_the_configuration(tmp_path):
 def test_a_metric_says_which_way_is_up(
     tmp_path, monkeypatch, capsys, metric, metric_line, best, message
 ):
-    """By its own ``better``, and only without one by what it is called."""
+    """By its own ``better``, or, without one, by its name."""
     monkeypatch.chdir(tmp_path)
     for kl in (0.1, 0.2):
         after = {f"eval_{name}": 10 * kl for name in metric}

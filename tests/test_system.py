@@ -10,7 +10,7 @@ from runner.launch.pool import end_group
 from runner.launch.pool_settings import count_cores
 
 ROOT = Path(__file__).parent.parent
-# What Windows has not, taken away before anything of ours is imported; what Python itself needs was
+# Names that Windows lacks, removed before anything of ours is imported; what Python needs was
 # imported before.
 AS_WINDOWS = """
 import asyncio, os, platform, signal, subprocess, sys, sysconfig, multiprocessing.util

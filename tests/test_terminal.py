@@ -44,7 +44,8 @@ def look(tmp_path, monkeypatch):
             fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
             code = 1
             try:
-                sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+                sys.stdout = os.fdopen(1, "w")
+                sys.stderr = os.fdopen(2, "w")
                 code = main(list(words))
                 sys.stdout.flush()
             finally:

@@ -156,7 +156,9 @@ def test_the_base_model_is_small_and_whole(tiny):
 def test_the_base_model_leaves_sorting_to_be_learned(tiny):
     texts, rows = sample(tiny, "toy_sort")
     right = exact_match(texts, reference=[row["chosen"][0]["content"] for row in rows])
-    assert 0.35 < sum(right) / len(right) < 0.57  # 0.46 over many samples; two deviations of 200
+    assert (
+        0.35 < sum(right) / len(right) < 0.57
+    )  # 0.46 over many samples; the bounds are two standard deviations of 200 samples
 
 
 def test_the_base_model_has_no_opinion_and_keeps_to_its_subject(tiny):

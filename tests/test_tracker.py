@@ -137,7 +137,7 @@ def text_of(run: Run, name: str) -> str:
 # --- Whole runs -----------------------------------------------------------------------------------
 
 
-# trackio reads its folder when it is imported, which the waiting process has done for all
+# trackio reads its folder at import, which the waiting process has already done
 COLD = {"COLD": "1"}
 
 

@@ -240,7 +240,7 @@ def test_a_tuner_saves_and_loads_what_it_has_put_on_the_model_by_itself(train, c
         assert main(["evaluate", str(done.run), *asked]) == 0
         figures[checkpoint] = json.loads((done.run.folder / "found.json").read_text())["scores"]
     assert figures["model"] == figures["4"] != figures["start"]
-    # its code is not trusted without a word
+    # its code is not trusted unless typed
     assert main(["evaluate", str(done.run), "metric=none"]) == 2
     assert main(["export", str(done.run)]) == 0
     export = load_file(done.run.folder / "export" / "scales.safetensors")
@@ -311,7 +311,7 @@ FEW = (
         "learning_rate=2e-3",
     ),
 )
-# The held-out loss falls, and the checkpoint is asked for at which it is highest: an early one.
+# The held-out loss falls, and the best checkpoint has the highest one: it is an early one.
 BEST = (
     *("trainer.args.eval_strategy=steps", "trainer.args.eval_steps=1", "trainer.args.save_steps=1"),
     *("trainer.args.load_best_model_at_end=true", "trainer.args.save_total_limit=1"),
@@ -428,7 +428,7 @@ def test_each_kind_is_saved_for_others_and_its_best_checkpoint_comes_back(
     train, probe, adapter, words, back
 ):
     words = [word.format(adapter=adapter) for word in words]
-    # The last model is the worse one by these, whatever was learnt.
+    # By these settings the last model counts as worse, whatever it learnt.
     figures = {"trainer=ppo": "eval_objective/scores", "trainer=grpo": "eval_kl"}
     figure = figures.get(words[0], "eval_loss")
     greater = words[0] != "trainer=grpo"
@@ -477,11 +477,11 @@ def check_values(folder: Path, values: torch.Tensor) -> None:
     trunk = model.get_base_model().base_model if isinstance(model, PeftModel) else model.base_model
     with torch.no_grad():
         states = trunk.eval()(input_ids=IDS).last_hidden_state[0]
-        measured = (
-            weights(states)[:, 0]
-            if callable(weights)
-            else (states @ weights["score.weight"].T + weights["score.bias"])[:, 0]
-        )
+        if callable(weights):
+            values = weights(states)
+        else:
+            values = states @ weights["score.weight"].T + weights["score.bias"]
+        measured = values[:, 0]
     torch.testing.assert_close(measured, values, atol=2e-4, rtol=0)
 
 

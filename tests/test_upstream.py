@@ -29,7 +29,7 @@ CONFIGS = {
         "trl.experimental.gkd.GKDConfig",
     ),
 }
-# Words that upstream has as names of arguments, and that mean something of our own wherever they
+# Words that are also names of upstream's arguments, but have a meaning of our own wherever they
 # are not in a field.
 WORDS = {
     *(
@@ -115,7 +115,9 @@ def test_a_trainer_still_calls_the_length_of_completions_so(name):
 
 
 def test_no_trainer_of_the_menu_that_samples_has_another_name_for_it():
-    """A new name would leave the length unknown, and an alarm and a table without a word of it."""
+    """With a new name, the length would be unknown, and an alarm and a table would silently be
+    lost.
+    """
     for path in sorted((MENU / "trainer").glob("*.yaml")):
         node = yaml.safe_load(path.read_text(encoding="utf-8"))["trainer"]
         trainer, config = (
@@ -164,7 +166,7 @@ def test_the_trackers_are_those_of_transformers():
 
 
 def test_each_name_of_upstream_in_our_python_is_declared():
-    """So that a renamed one is noticed by the test above."""
+    """This lets the test above notice a renamed one."""
     undeclared = (fields() | constructor_arguments()) - WORDS - NAMES
     assert [f"{place} {text}" for text, place in texts() if text in undeclared] == [], (
         "goes in schema.trainer_args"
@@ -222,7 +224,7 @@ def test_the_arguments_in_the_menu_are_fields():
 
 
 def test_nothing_knows_a_trainer_by_its_name():
-    """So that one that TRL adds is a file in ``conf/trainer/`` and no Python."""
+    """So a new trainer of TRL is a file in ``conf/trainer/`` and no Python."""
     pairs = itertools.product(ValidationContext({}).trainer_configs, ("", "Config", "Trainer"))
     names = {f"{name}{kind}" for name, kind in pairs}
     places = [place for text, place in texts() if text.rpartition(".")[2] in names]

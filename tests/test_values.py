@@ -22,7 +22,7 @@ SCHEDULE = "trainer.args.lr_scheduler_kwargs"
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """Work where no run is finished already, of which a dry run would say so and ask no more."""
+    """A folder without finished runs, about which a dry run would report and stop."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -66,7 +66,7 @@ def refuse(capsys, words: str, code: int = 2) -> str:
         ("cpo", "cpo_alpha", -1),
         ("dpo", "loss_weights", [-1]),
         ("gold", "uld_student_temperature", 0),
-        ("dpo", "label_smoothing", 0.5),  # from there on the rejected side is learnt, or nothing
+        ("dpo", "label_smoothing", 0.5),  # beyond it, the rejected side is learnt, or nothing
         ("cpo", "label_smoothing", 0.7),
         ("grpo", "delta", 0.1),
     ],

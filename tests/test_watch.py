@@ -309,7 +309,7 @@ def test_readers_who_say_nothing_hang_up_or_take_nothing_leave_no_trace(root, mo
         gone.send(asked)
         for reader in (leaving, gone):
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            reader.close()  # by a reset
+            reader.close()  # closed by a reset
         assert silent.recv(1) == half.recv(1) == b""
         deadline = time.monotonic() + 60
         while len(ended) < len(readers):

@@ -406,6 +406,11 @@ def expected_weights(trainer, ids, mask):
     return (weights * mask)[:, 1:]
 
 
+def assert_loss(trainer, batch, expected):
+    loss = trainer.compute_loss(trainer.model, dict(batch))
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
 def sums(trainer, model, batch, prefix=""):
     ids = batch[f"{prefix}input_ids"]
     mask = batch[f"{prefix}attention_mask"]
@@ -435,9 +440,7 @@ def test_sft_by_hand(laid_out, tmp_path, form):
     loss = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=50)
     assert loss.item() == pytest.approx(by_hand.item(), rel=1e-5)
     mean = by_hand * 50 / is_trained.sum()
-    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(
-        mean.item(), rel=1e-5
-    )
+    assert_loss(trainer, batch, mean)
 
 
 @pytest.mark.slow
@@ -447,9 +450,7 @@ def test_a_loss_and_weights_by_hand(laid_out):
     values = logps(trainer.model, batch["input_ids"], batch["attention_mask"])
     is_trained = (batch["labels"] != -100)[:, 1:]
     by_hand = -((1 - values.exp()) ** 2 * values * weights * is_trained).sum() / is_trained.sum()
-    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(
-        by_hand.item(), rel=1e-5
-    )
+    assert_loss(trainer, batch, by_hand)
 
 
 @pytest.mark.slow
@@ -465,9 +466,7 @@ def test_dpo_by_hand(laid_out, loss):
         rejected = rejected / lengths[1]
     by_hand = -logsigmoid(0.3 * (chosen - rejected)).mean()
     assert abs(chosen - rejected).max() > 1e-3
-    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(
-        by_hand.item(), rel=1e-5
-    )
+    assert_loss(trainer, batch, by_hand)
 
 
 @pytest.mark.slow
@@ -478,9 +477,7 @@ def test_dpo_with_an_adapter_by_hand(laid_out):
         chosen, rejected = (policy - sums(trainer, trainer.model, batch)).chunk(2)
     by_hand = -logsigmoid(0.1 * (chosen - rejected)).mean()
     assert abs(chosen - rejected).max() > 1e-3
-    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(
-        by_hand.item(), rel=1e-5
-    )
+    assert_loss(trainer, batch, by_hand)
 
 
 @pytest.mark.slow
@@ -493,9 +490,7 @@ def test_kto_by_hand(laid_out):
     signs = torch.where(batch["label"].bool(), 1.0, -1.0)
     by_hand = (1 - torch.sigmoid(0.3 * signs * (ratios - mismatched.mean().clamp(min=0)))).mean()
     assert abs(ratios).max() > 1e-3
-    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(
-        by_hand.item(), rel=1e-5
-    )
+    assert_loss(trainer, batch, by_hand)
 
 
 @pytest.mark.grid(2)

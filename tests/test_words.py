@@ -17,7 +17,7 @@ from runner.validate.context import PLAIN_GROUPS, TOP
 from runner.validate.values_at_keys import MEANT_OTHERWISE
 
 SHARED = read_sections()["shared"]
-# A value for each key of ours that has other names; two for all the rest.
+# A value for each of our keys with other names; two values for all other keys.
 VALUES = {
     "learning_rate": "1e-5",
     "kl_coef": "0.1",
@@ -436,9 +436,8 @@ def test_the_help_fits_a_screen_and_has_every_verb(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 55
     assert max(map(len, lines)) <= 80
-    assert [
-        line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in VERBS
-    ] == list(VERBS)
+    first_words = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert [word for word in first_words if word in VERBS] == list(VERBS)
     assert {"trainer,", "peft,", "dataset,"} <= set(" ".join(lines).split())
 
 
@@ -493,13 +492,13 @@ def test_rows_of_the_table_name_existing_options():
     menu = read_menu()
     chosen = {word for word in re.findall(r"choose: (\w+=\w+)", text)}
     assert len(chosen) > 10
-    assert [
-        word for word in chosen if word.partition("=")[2] not in menu[word.partition("=")[0]]
-    ] == []
+    for word in chosen:
+        group, _, option = word.partition("=")
+        assert option in menu[group], word
 
 
 def test_no_other_key_of_ours_holds_a_value_that_the_tables_refuse():
-    """Else it would have to be looked up, as ``resume`` is, also where its value fits."""
+    """Otherwise such a value would have to be looked up, as for ``resume``."""
     ours = set(TOP)
     for group, names in PLAIN_GROUPS.items():
         ours |= {f"{group}.{name}" for name in names}

@@ -85,7 +85,8 @@ def letter_model(
         setattr(config, name, value)
     maker = AutoModelForCausalLM
     if labels:
-        config.num_labels, maker = labels, AutoModelForSequenceClassification
+        config.num_labels = labels
+        maker = AutoModelForSequenceClassification
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return maker.from_config(config, dtype=torch.float32).eval()

@@ -161,11 +161,17 @@ def _png(pixels: list[list[bool]], *palette: tuple[int, ...]) -> bytes:
         (b"IDAT", zlib.compress(lines, 0)),
         (b"IEND", b""),
     ]
-    written = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(written)
+    return join_png(chunks)
+
+
+def join_png(chunks: list[tuple[bytes, bytes]]) -> bytes:
+    """A PNG file of chunks, each a kind and its data."""
+    content = b"\x89PNG\r\n\x1a\n"
+    for kind, data in chunks:
+        length = struct.pack(">I", len(data))
+        checksum = struct.pack(">I", zlib.crc32(kind + data))
+        content += length + kind + data + checksum
+    return content
 
 
 def held_out(row: Row) -> bool:

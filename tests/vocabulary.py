@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from runner.io.files import shipped
 
-SIZE = 640  # more than it needs: every word of the rows is one token before that
+SIZE = 640  # more than needed: every word of the rows is a single token earlier
 LONGEST = 1024  # tokens; what the tiny model was given positions for
 PAD = "<|endoftext|>"
 TURN = "<|im_start|>"

@@ -110,7 +110,8 @@ class Bench:
 
     def rows(self, kind: str, count: int, length: int = 6) -> Path:
         """So many short rows of a kind, written one at a time."""
-        path, draw = self.folder / f"{kind}-{count}-{length}.jsonl", random.Random(1)
+        path = self.folder / f"{kind}-{count}-{length}.jsonl"
+        draw = random.Random(1)
 
         def text() -> str:
             return " ".join(draw.choices(WORDS, k=draw.randint(length // 2, length)))
@@ -247,34 +248,40 @@ def reference(bench: Bench, chosen: argparse.Namespace) -> None:
         "logging_steps": 1,
         "learning_rate": 1e-5,
     }
-    found: dict[str, list[tuple[Spent, dict]]] = {"ours": [], "again": [], "TRL": []}
+    spent: dict[str, list[Spent]] = {"ours": [], "again": [], "TRL": []}
+    meters: dict[str, list[dict]] = {"ours": [], "again": [], "TRL": []}
     for number in range(chosen.repeat):
         arguments = {**args, "learning_rate": 1e-5, "max_steps": -1}
-        found["ours"].append(
-            bench.ours("DPO", rows, f"ours{number}", *words_of(**arguments), model=model)
-        )
-        found["again"].append(
-            bench.ours("DPO", rows, f"ours{number}", *words_of(**arguments), model=model)
-        )
-        found["TRL"].append(bench.theirs("DPO", rows, f"theirs{number}", model=model, **args))
-    step = {
-        name: statistics.median(itertools.chain(*(seen["steps"] for _, seen in each)))
-        for name, each in found.items()
-    }
-    cpu = {name: statistics.median(spent.cpu for spent, _ in each) for name, each in found.items()}
-    memory = {
-        name: statistics.median(spent.own for spent, _ in each) for name, each in found.items()
-    }
-    losses = [measurements[0][1]["losses"] for measurements in found.values()]
+        words = words_of(**arguments)
+        measured = {
+            "ours": bench.ours("DPO", rows, f"ours{number}", *words, model=model),
+            "again": bench.ours("DPO", rows, f"ours{number}", *words, model=model),
+            "TRL": bench.theirs("DPO", rows, f"theirs{number}", model=model, **args),
+        }
+        for name, (costs, meter) in measured.items():
+            spent[name].append(costs)
+            meters[name].append(meter)
+    step = {}
+    cpu = {}
+    memory = {}
+    for name in spent:
+        steps = itertools.chain(*(meter["steps"] for meter in meters[name]))
+        step[name] = statistics.median(steps)
+        cpu[name] = statistics.median(costs.cpu for costs in spent[name])
+        memory[name] = statistics.median(costs.own for costs in spent[name])
+    losses = [of_side[0]["losses"] for of_side in meters.values()]
     apart = max(abs(a - b) for a, b in zip(losses[0], losses[2], strict=True))
     lines = []
-    for what, of, digits in (
+    for what, figures_of_side, digits in (
         ("a step, CPU s", step, 3),
         ("the run, CPU s", cpu, 1),
         ("own memory, MB", memory, 0),
     ):
-        figures = " | ".join(f"{of[side]:.{digits}f}" for side in ("ours", "again", "TRL"))
-        lines.append(f"{what} | {figures} | {of['ours'] / of['TRL']:.2f}")
+        figures = " | ".join(
+            f"{figures_of_side[side]:.{digits}f}" for side in ("ours", "again", "TRL")
+        )
+        ratio = figures_of_side["ours"] / figures_of_side["TRL"]
+        lines.append(f"{what} | {figures} | {ratio:.2f}")
     same = "equal" if losses[0] == losses[1] else "OTHER LOSSES"
     lines.append(
         f"largest difference from TRL's {len(losses[0])} losses | {apart:.1e} | {same} | | "
@@ -284,7 +291,8 @@ def reference(bench: Bench, chosen: argparse.Namespace) -> None:
 
 
 def tokens(bench: Bench, chosen: argparse.Namespace) -> None:
-    count, lines = chosen.sizes[0] if chosen.sizes else 100_000, []
+    count = chosen.sizes[0] if chosen.sizes else 100_000
+    lines = []
     for kind in ("SFT", "DPO"):
         rows = bench.rows(kind, count)
         few = bench.rows(kind, 100)

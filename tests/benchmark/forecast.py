@@ -185,7 +185,8 @@ def forecast(name: str) -> int:
     from runner.launch.compose import stages
 
     with tempfile.TemporaryDirectory() as folder:
-        place, rows = Path(folder), Path(folder) / "rows.jsonl"
+        place = Path(folder)
+        rows = Path(folder) / "rows.jsonl"
         write_rows(rows, CASES[name][1])
         row = json.loads(rows.read_text().splitlines()[-1])
         write_rows(rows, 20)

@@ -83,7 +83,7 @@ def commands_of(clone: Path) -> Iterator[tuple[str, str]]:
 
 
 def outcome_of(path: Path, root: Path, name: str) -> Outcome:
-    """Import one file from the root of its clone, and check what came of it."""
+    """Import one file from the root of its clone, and check the result."""
     os.chdir(root)
     try:
         draft = translate(read_file(path), verb.name_of(path))

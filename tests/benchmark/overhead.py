@@ -35,12 +35,19 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-MODEL, ROWS = ROOT / "runner" / "model" / "tiny", ROOT / "runner" / "dataset" / "toy_sort"
+MODEL = ROOT / "runner" / "model" / "tiny"
+ROWS = ROOT / "runner" / "dataset" / "toy_sort"
 PARTS = ("startup", "run", "step", "sweep")
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "hydra-core")
-RATES, COEFFICIENTS = (1e-5, 3e-5, 1e-4, 3e-4), (0.05, 0.1, 0.2, 0.5)
-STEPS, BATCH = 20, 32  # of a run
-SWEPT_STEPS, PAIRS, COUNT = 20, 8, 512  # steps, pairs of a batch and rows of a run of the sweep
+RATES = (1e-5, 3e-5, 1e-4, 3e-4)
+COEFFICIENTS = (0.05, 0.1, 0.2, 0.5)
+# The steps and the batch of a run.
+STEPS = 20
+BATCH = 32
+# The steps, pairs of a batch and rows of a run in the sweep.
+SWEPT_STEPS = 20
+PAIRS = 8
+COUNT = 512
 HYDRA = "import hydra\nhydra.main(version_base='1.3', config_path=None)(lambda cfg: None)()\n"
 SCRIPT = """
 import sys
@@ -80,7 +87,8 @@ def main() -> None:
     )
     chosen = parser.parse_args()
     compileall.compile_dir(ROOT / "runner", quiet=1)
-    cores, kernel = os.cpu_count(), platform.platform()
+    cores = os.cpu_count()
+    kernel = platform.platform()
     print(
         f"{datetime.date.today()}, {cores} cores, {processor()}, "
         f"{kernel}, Python {platform.python_version()}"
@@ -99,11 +107,12 @@ def main() -> None:
 
 
 class Measure:
-    """A folder in which commands are run, and what they cost there."""
+    """A folder in which commands are run, and their cost there."""
 
     def __init__(self, folder: Path, repeats: int):
-        self.folder, self.repeats = folder, repeats
-        self.states: list[str] = []  # of the trainer, in the checkpoints of what was measured last
+        self.folder = folder
+        self.repeats = repeats
+        self.states: list[str] = []  # left by the trainer in the checkpoints of the last command
         (folder / "script.py").write_text(SCRIPT)
         (folder / "app.py").write_text(HYDRA)
         for count, rows in ((2000, "rows"), (COUNT, "few")):
@@ -143,7 +152,7 @@ class Measure:
         return seconds
 
     def medians(self, sides: dict[str, list[list[object]]], **how: bool) -> dict[str, float]:
-        """The median cost of each side, of which one after the other takes its turn."""
+        """The median cost of each side; the sides take turns."""
         costs: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(self.repeats):  # the sides take turns
             for name, commands in sides.items():
@@ -210,9 +219,19 @@ def step(measure: Measure) -> None:
         print_row(f"{kind}, a further step of {size}, milliseconds", milliseconds)
 
 
+def weights_by_key(folder: Path) -> dict[str, bytes]:
+    """The saved weights of each run in a folder, by the run's key."""
+    weights = {}
+    for path in folder.glob("*/model/*.safetensors"):
+        weights[path.parts[-3][-10:]] = path.read_bytes()
+    return weights
+
+
 def measure_sweep(values: int) -> Callable[[Measure], None]:
     def sweep(measure: Measure) -> None:
-        folder, rates, coefficients = measure.folder, RATES[:values], COEFFICIENTS[:values]
+        folder = measure.folder
+        rates = RATES[:values]
+        coefficients = COEFFICIENTS[:values]
         pairs = list(itertools.product(rates, coefficients))
         rows = [
             f"dataset.path={folder / 'few' / 'train.jsonl'}",
@@ -240,14 +259,9 @@ def measure_sweep(values: int) -> Callable[[Measure], None]:
             {"ours": one_by_one, "trl": command},
             1,
         )
-        rows_of_costs = [
-            {
-                path.parts[-3][-10:]: path.read_bytes()
-                for path in (folder / "outputs" / name).glob("*/model/*.safetensors")
-            }
-            for name in ("sweep", "separate")
-        ]
-        same = sum(rows_of_costs[0][key] == rows_of_costs[1][key] for key in rows_of_costs[0])
+        weights = weights_by_key(folder / "outputs" / "sweep")
+        separate = weights_by_key(folder / "outputs" / "separate")
+        same = sum(weights[key] == separate[key] for key in weights)
         print(
             f"\nThe sweep: {as_sweep / one_by_one:.2f} of separate commands; "
             f"weights of the same bytes: {same} of {len(pairs)}."
@@ -315,7 +329,7 @@ def theirs(
     return [
         Path(sys.executable).parent / "trl",
         kind,
-        *(word for key in flags for word in (f"--{key}", flags[key])),
+        *itertools.chain(*((f"--{key}", value) for key, value in flags.items())),
     ]
 
 

@@ -40,8 +40,10 @@ CACHE = Path.home() / ".cache" / "runner-benchmark"
 TRL = "1.12.0"
 BESIDE_TRL = ("torch", "transformers", "peft", "accelerate", "datasets", "bitsandbytes")
 
-PAD, STOP, FIRST_WORD = 0, 1, 2
-STEADY = 10.0  # how far the steady direction of a final norm stands above what the text puts there
+PAD = 0
+STOP = 1
+FIRST_WORD = 2
+STEADY = 10.0  # the size of the constant direction of a final norm, relative to that of a text
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Training:
     """
 
     side: str  # "ours" or "trl"
-    models: str  # a folder that write_models, or a script's own writer, has filled
+    models: str  # a folder filled by write_models or by a script
     updates: int
     batch: int  # rollout rows per update
     response_length: int
@@ -76,7 +78,7 @@ class Result:
     """The cost of one training and the lines that it logged."""
 
     cpu_seconds: float
-    # above what was there before the models were loaded, without the code of libraries
+    # above the memory before the models were loaded, without the code of libraries
     peak_bytes: int
     update_ends: list[float]  # wall clock, seconds
     log: list[dict[str, float]]  # one entry per update
@@ -104,7 +106,8 @@ def python_with(name: str, wanted: Sequence[str], without: Sequence[str] = ()) -
     home = (
         CACHE / f"{name}-{hashlib.sha256(' '.join([*wanted, *without]).encode()).hexdigest()[:8]}"
     )
-    python, complete = home / "bin" / "python", home / "complete"
+    python = home / "bin" / "python"
+    complete = home / "complete"
     if not complete.exists():
         print(f"making {home} with {', '.join(wanted)}", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
@@ -154,7 +157,7 @@ def write_models(folder: Path, models: Models) -> None:
     from transformers import GPTNeoXForCausalLM, GPTNeoXForSequenceClassification
 
     torch.manual_seed(0)
-    if torch.cuda.is_available():  # where a billion numbers are drawn at once
+    if torch.cuda.is_available():  # draws a billion numbers at once
         torch.set_default_device("cuda")
     policy = GPTNeoXForCausalLM(neox_config(models))
     lean_to_stop(policy, models.mean_response)
@@ -211,7 +214,7 @@ def lean_together(policy: PreTrainedModel, words: int, strength: float) -> None:
 
 
 def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """One token per word, ``t2 t3 ...``, so that ids and text say the same."""
+    """One token per word, ``t2 t3 ...``, so that ids and text correspond."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -290,7 +293,7 @@ def run_apart(training: Training, baton: socket.socket | None = None) -> Result:
                 command, cwd=folder, env=settings, stdout=output, stderr=output, pass_fds=held
             )
         if baton is not None:
-            baton.close()  # only the process holds it now: its end shows on the other side
+            baton.close()  # only the child holds it now, so that its end shows on the other side
         if code := process.wait():
             sys.exit(f"{training}\nended with {code}:\n{log.read_text()[-4000:]}")
         return Result(**json.loads(result.read_text()))
@@ -317,7 +320,7 @@ def run_both(training: Training, repeats: int) -> dict[str, list[Result]]:
 
 
 def measure(training: Training, baton: socket.socket | None = None) -> Result:
-    """Build the trainer, train, and say what it took."""
+    """Build the trainer, train, and return the cost."""
     import torch
     from transformers import set_seed
 
@@ -325,7 +328,9 @@ def measure(training: Training, baton: socket.socket | None = None) -> Result:
         torch.set_num_threads(1)
     set_seed(training.seed)  # TRL's trainer seeds only a part of what it draws from
     build = {"ours": prepare_ours, "trl": prepare_trl}[training.side](training)
-    ends, before, code = build_clock(baton), resident_bytes(), code_bytes()
+    ends = build_clock(baton)
+    before = resident_bytes()
+    code = code_bytes()
     trainer = build(callbacks=[ends])
     if baton is not None and training.side == "trl":  # ours begins
         baton.recv(1)

@@ -71,7 +71,7 @@ SHAPES = {
         (200, 512), 53, stops=True, vocabulary=32000, hidden=256, batch=16, micro_batch=4, updates=2
     ),
     "no_stops": Shape((8, 64), 64, stops=False),
-    "worst": Shape((64, 64), 64, stops=False),  # nothing is padded, so nothing is wasted
+    "worst": Shape((64, 64), 64, stops=False),  # no padding, so no waste
 }
 
 

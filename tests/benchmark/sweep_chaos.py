@@ -123,7 +123,8 @@ def kill_drivers(kills: int, chance: random.Random) -> None:
     )
     words = ("seed=range(0,8)", "dataset.limit.train=64", *steps, *QUICK)
     _, _, calm_seconds = sweep(*words, "name=calm")
-    running, killed = 0, 0
+    running = 0
+    killed = 0
     longest = 0.0
     for _ in range(kills):
         process = subprocess.Popen(
@@ -146,7 +147,8 @@ def kill_drivers(kills: int, chance: random.Random) -> None:
         f"{running}; longest goodbye {longest:.1f} s"
     )
     print(f"then: {text.splitlines()[-1]}, exit code {code}")
-    calm, disturbed = run_files("calm"), run_files("killed")
+    calm = run_files("calm")
+    disturbed = run_files("killed")
     print(
         "same weights and each step once: "
         f"{sum(disturbed[key] == calm[key] for key in calm)} of {len(calm)}"

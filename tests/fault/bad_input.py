@@ -136,7 +136,7 @@ def be_command(
 
 
 def wait(child: int) -> tuple[int, int, resource.struct_rusage]:
-    """The end of a child, which is made to end where it takes too long."""
+    """Wait for the end of a child, and end it if it takes too long."""
 
     def give_up(number: int, frame: object) -> None:
         os.killpg(child, signal.SIGKILL)
@@ -192,7 +192,8 @@ def missing_beats(text: str) -> list[str]:
 
     Of several faults each has the first and one of the others; several rows share what to type.
     """
-    faults, beats = [], None
+    faults = []
+    beats = None
     for line in text.splitlines():
         if line[:2] == "  " and line[2:3] not in ("", " "):
             faults.append(beats := set())
@@ -223,7 +224,7 @@ def torn_papers(left: list[str]) -> str:
 
 
 def verdict_of(case: Case, folder: Path, warm: Warm) -> tuple[list[str], Outcome]:
-    """Try one case; what it misses, and what came out."""
+    """Try one case; return its misses and its outcome."""
     if case.code == 0:
         checked = run(case.plain(), folder)
         missed = [*misses(case, checked), *(["torch was imported"] if checked.torch else [])]
@@ -237,15 +238,17 @@ def verdict_of(case: Case, folder: Path, warm: Warm) -> tuple[list[str], Outcome
 
 def chosen(words: list[str]) -> list[Case]:
     cases = [*BAD, *GOOD]
-    return [
-        case
-        for case in cases
-        if not words or any(word in f"{case.kind} {case.name}" for word in words)
-    ]
+    return [case for case in cases if is_wanted(case, words)]
+
+
+def is_wanted(case: Case, words: list[str]) -> bool:
+    """True if the kind or name of a case holds one of the words, or there are none."""
+    text = f"{case.kind} {case.name}"
+    return not words or any(word in text for word in words)
 
 
 def main_script(words: list[str]) -> int:
-    """Print the table, or that of the control; 1 where a case misses."""
+    """Print the table, or that of the control; 1 if a case misses."""
     folder = Path(tempfile.mkdtemp(prefix="bad-input-"))
     (folder / "warm").mkdir()
     warm = Warm(folder / "warm")
@@ -265,8 +268,9 @@ def main_script(words: list[str]) -> int:
 
 
 def print_table(cases: list[Case], folder: Path, warm: Warm) -> int:
-    """A line for each case, and one for all; how many have missed."""
-    missed, slowest = 0, 0.0
+    """Print a line for each case, and one for all; return the number that have missed."""
+    missed = 0
+    slowest = 0.0
     for case in cases:
         if case.skip:
             print(f"skip {case.kind:<9} {case.name:<44} {case.skip}", flush=True)

@@ -128,7 +128,8 @@ ROWS_PARQUET = "dataset=local dataset.path=rows.parquet"
 CSV = "dataset=local dataset.path=rows.csv"
 PAIRS = "trainer=dpo dataset=local dataset.path=rows.jsonl"
 MODEL = "model=hub model.path=m"
-GENERATION, TOKENS = "generation_config.json", "tokenizer_config.json"
+GENERATION = "generation_config.json"
+TOKENS = "tokenizer_config.json"
 # A training that takes a second.
 STEP = (
     "trainer.args.max_steps=1",
@@ -178,7 +179,8 @@ def fan(count: int, keys: int) -> tuple[str, dict[str, Content]]:
     return f"[{', '.join(f'/g/f{file}@_global_' for file in range(count))}]", texts
 
 
-MANY, WIDE = fan(500, 1), fan(30, 900)
+MANY = fan(500, 1)
+WIDE = fan(30, 900)
 CHAIN = {name: f"{text}many: [{'0, ' * 300}]\n" for name, text in doubling(50, "").items()}
 
 
@@ -362,14 +364,15 @@ def locked(content: Content, mode: int = 0) -> Callable[[Path], None]:
 
 
 def powerless() -> None:
-    """Give up the rights of root over other people's files, for this process and its children."""
-    header, data = struct.pack("<Ii", 0x20080522, 0), struct.pack("<6I", 0, 0, 0, 0, 0, 0)
+    """Give up root's rights over other people's files, for this process and its children."""
+    header = struct.pack("<Ii", 0x20080522, 0)
+    data = struct.pack("<6I", 0, 0, 0, 0, 0, 0)
     if os.geteuid() == 0 and ctypes.CDLL(None, use_errno=True).capset(header, data) != 0:
         raise OSError(ctypes.get_errno(), "capset")
 
 
 def package(name: str, version: str) -> dict[str, Content]:
-    """An installed package that shadows the real one in the eyes of importlib.metadata."""
+    """An installed package that hides the real one from importlib.metadata."""
     return {
         f"{name}-{version}.dist-info/METADATA": (
             f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
@@ -381,7 +384,7 @@ LINUX = "" if sys.platform == "linux" else "needs Linux"
 
 
 def lacking(name: str) -> Callable[[], None]:
-    """As if a library were not installed."""
+    """Pretend that a library is not installed."""
     return lambda: sys.modules.update({name: None})
 
 
@@ -3177,9 +3180,12 @@ def shards(path: Path) -> None:
     (size,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + size])
     header.pop("__metadata__", None)
-    names, places = list(header), {}
+    names = list(header)
+    places = {}
     for number, part in enumerate((names[::2], names[1::2]), 1):
-        file, data, entries = f"model-0000{number}-of-00002.safetensors", b"", {}
+        file = f"model-0000{number}-of-00002.safetensors"
+        data = b""
+        entries = {}
         for name in part:
             start, end = header[name]["data_offsets"]
             piece = content[8 + size + start : 8 + size + end]

@@ -40,7 +40,7 @@ CRASHED = -11  # a segmentation fault
 
 @dataclass(frozen=True)
 class Control:
-    """A training as TRL's documentation has it, and what shows the harm in what came of it."""
+    """A training as TRL's documentation has it, and what proves the harm in its result."""
 
     name: str
     harm: str
@@ -121,7 +121,7 @@ CONTROLS = [
 
 
 def run_controls(warm: Warm, folder: Path) -> int:
-    """Print a line for each; how many did not do the harm that they are here for."""
+    """Print a line for each; return the number that did no harm."""
     lost = 0
     for control in CONTROLS:
         work = folder / control.name.replace(" ", "-")
@@ -167,10 +167,13 @@ def main(words: list[str]) -> int:
 
     kind, *rest = words
     rows = load_dataset("json", data_files="rows.jsonl", split="train")
-    losses = {name: json.loads(text) for name, _, text in (word.partition("=") for word in rest)}
+    fields = dict(FIELDS)
+    for word in rest:
+        name, _, text = word.partition("=")
+        fields[name] = json.loads(text)
     policy = AutoModelForCausalLM.from_pretrained("m", dtype=torch.float32)
     before = {name: value.clone() for name, value in policy.state_dict().items()}
-    args = getattr(trl, f"{kind}Config")(**FIELDS | losses)
+    args = getattr(trl, f"{kind}Config")(**fields)
     trainer = getattr(trl, f"{kind}Trainer")(policy, args=args, train_dataset=rows)
     trainer.train()
     trainer.save_model("out/model")

@@ -50,7 +50,8 @@ class Browser:
     """A page in a headless browser."""
 
     def __init__(self, folder: Path):
-        (theirs_in, self.out), (self.inn, theirs_out) = os.pipe(), os.pipe()
+        (theirs_in, self.out) = os.pipe()
+        (self.inn, theirs_out) = os.pipe()
         command = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
         words = [
             "bash",
@@ -67,7 +68,10 @@ class Browser:
         )
         os.close(theirs_in)
         os.close(theirs_out)
-        self.rest, self.number, self.session, self.errors = b"", 0, None, []
+        self.rest = b""
+        self.number = 0
+        self.session = None
+        self.errors = []
         targets = self.call("Target.getTargets")["targetInfos"]
         target = next(target["targetId"] for target in targets if target["type"] == "page")
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
@@ -159,7 +163,7 @@ class Browser:
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def overflow(self) -> int:
-        """By how many pixels the page is wider than its window."""
+        """The number of pixels by which the page is wider than its window."""
         return self.value(
             "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         )
@@ -175,19 +179,19 @@ class Browser:
 def browser() -> Iterator[Browser]:
     """A browser with a profile of its own."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        browser_found = Browser(Path(folder))
+        started = Browser(Path(folder))
         try:
-            yield browser_found
+            yield started
         finally:
-            browser_found.close()
+            started.close()
 
 
 @contextlib.contextmanager
 def served(root: Path, names: Sequence[str] = ()) -> Iterator[Server]:
-    """A server of some names under a folder, or of each that is named by nobody."""
-    with Server(
-        root, [root / name for name in names or sorted(path.name for path in root.glob("*/"))]
-    ) as server:
+    """A server of the given names under a folder, or of all of them."""
+    if not names:
+        names = sorted(path.name for path in root.glob("*/"))
+    with Server(root, [root / name for name in names]) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:

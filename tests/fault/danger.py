@@ -39,8 +39,9 @@ from runner.__main__ import main
 from runner.config import compose
 from runner.run import FORMAT
 
-# for a bomb, beyond what the same command takes with a file that is none
-SECONDS, MEGABYTES = 1.0, 200
+# limits for a bomb, above the same command with a harmless file
+SECONDS = 1.0
+MEGABYTES = 200
 TINY = ROOT / "runner" / "model" / "tiny"
 PRIVATE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -110,7 +111,7 @@ def be_command(
 def misses_of_targets(
     targets: Sequence[str] = TARGETS, places: Sequence[str] = PLACES
 ) -> Iterator[str]:
-    """Each target that the check lets pass among others, and each place where it does not look."""
+    """Each target that the check accepts among others, and each place that it does not check."""
     from runner.validate import find_all_faults, find_dangers
 
     good = bad = compose(["trainer=grpo", "reward=sorted_digits", "optimizer=adamw"]).cfg
@@ -145,7 +146,7 @@ def laid(cfg: dict[str, Any], place: str, target: str) -> dict[str, Any]:
 
 
 def lay_ground(folder: Path) -> Path:
-    """A working folder with planted files; gives the mark that running code would leave."""
+    """A working folder with planted files; returns the mark that running code would leave."""
     mark = folder / "MARK"
     bomb = pickle.dumps(Planted(str(mark)))
     (folder / "pickles").mkdir(parents=True)
@@ -211,7 +212,7 @@ def _lay_models(folder: Path, bomb: bytes, code: str) -> None:
 
 
 class Planted:
-    """An object whose pickle makes a file when it is loaded."""
+    """An object whose pickle makes a file when loaded."""
 
     def __init__(self, mark: str):
         self.mark = mark
@@ -234,9 +235,10 @@ def edit(path: Path, **changes: Any) -> None:
 def misses_of_words(
     folder: Path, names: Sequence[str] = tuple(WORDS), run: Run = fork
 ) -> Iterator[str]:
-    """Each way of typing something dangerous that is not refused, or leaves its mark."""
+    """Each dangerous word that is not refused, or leaves its mark."""
     for number, name in enumerate(names):
-        work, words = folder / str(number), WORDS[name]
+        work = folder / str(number)
+        words = WORDS[name]
         mark = lay_ground(work)
         words = [word.replace("{mark}", str(mark)) for word in words]
         yield from judged(name, run(words, work), mark, is_behind(words))
@@ -250,9 +252,10 @@ def is_behind(words: Sequence[str]) -> bool:
 
 
 def misses_of_files(folder: Path, names: Sequence[str] = tuple(FILES)) -> Iterator[str]:
-    """Each config folder of somebody else's that is not refused, or leaves its mark."""
+    """Each config folder of a stranger that is not refused, or leaves its mark."""
     for number, name in enumerate(names):
-        work, (files, words) = folder / str(number), FILES[name]
+        work = folder / str(number)
+        (files, words) = FILES[name]
         mark = lay_ground(work)
         for path, text in files.items():
             (work / "menu" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -284,7 +287,7 @@ def judged(name: str, outcome: Outcome, mark: Path, behind: bool = False) -> Ite
 def misses_of_bombs(
     folder: Path, bombs: Sequence[str] = tuple(BOMBS), doors: Sequence[str] = tuple(DOORS)
 ) -> Iterator[str]:
-    """Each bomb that takes long, much memory, or ends without a word of where it is."""
+    """Each bomb that takes long or much memory, or ends without naming its place."""
     frozen = yaml.safe_dump(compose([]).cfg)
     for door in doors:
         plain = explode(folder / door / "plain", door, "", frozen)
@@ -292,10 +295,8 @@ def misses_of_bombs(
             if name in REFERENCES and not door.startswith(("--", "a primary")):
                 continue  # nobody follows references there
             outcome = explode(folder / door / name, door, BOMBS[name], frozen)
-            extra_seconds, grown = (
-                outcome.seconds - plain.seconds,
-                outcome.megabytes - plain.megabytes,
-            )
+            extra_seconds = outcome.seconds - plain.seconds
+            grown = outcome.megabytes - plain.megabytes
             if (
                 outcome.code not in ((0, 2) if door == "report" else (2, 4))
                 or "Traceback" in outcome.text
@@ -323,7 +324,7 @@ def explode(work: Path, door: str, bomb: str, frozen: str) -> Outcome:
 
 # --- Pickles --------------------------------------------------------------------------------------
 
-# Where a run folder of somebody else's may hold one, and what is asked of it.
+# Places of a pickle in a stranger's run folder, and the commands that may read it.
 PICKLES = """
 checkpoints/checkpoint-2/optimizer.pt checkpoints/checkpoint-2/scheduler.pt
 checkpoints/checkpoint-2/rng_state.pth checkpoints/checkpoint-2/training_args.bin
@@ -388,14 +389,14 @@ def misses_of_pickles(
 
 
 def resumable(folder: Path) -> None:
-    """Have a finished run look as if it had been interrupted after its checkpoint."""
+    """Make a finished run look interrupted after its checkpoint."""
     edit(folder / "status.json", state="interrupted")
     shutil.rmtree(folder / "model")
 
 
 # --- The network ----------------------------------------------------------------------------------
 
-# Runs some commands in one process, and tells of each what it asked of another machine.
+# Runs some commands in one process, and records the requests of each to another machine.
 WATCH = """
 import json, sys
 seen = []
@@ -479,7 +480,7 @@ def train_one(folder: Path, run: Run) -> Path:
 
 
 def kinds(folder: Path, run: Run) -> dict[str, tuple[int, Callable[[], Iterator[str]]]]:
-    """Each kind with how many cases it has, and what gives its misses."""
+    """Each kind with the number of its cases, and the function that yields its misses."""
     both = [name for name in BOMBS if name not in REFERENCES]
     bombs = sum(len(BOMBS) if door.startswith(("--", "a primary")) else len(both) for door in DOORS)
     return {

@@ -81,7 +81,7 @@ trainer.callbacks trainer.tools trainer.rollout_func reward.x.inner callback.x.g
 
 # --- Words that somebody could be told to type, or a stage could list -----------------------------
 
-# Each must be refused with exit code 2 and a word of what it is about. {mark} is a file that
+# Each must be refused with exit code 2 and a word about its subject. {mark} is a file that
 # running code would make.
 WORDS = {
     "by plus": ["+callback.x._target_=os.system", "+callback.x.command=touch {mark}"],
@@ -716,7 +716,7 @@ BOMBS = {
     "100 MB": "a: " + "x" * 100_000_000 + "\n",
     "a million keys": "".join(f"k{n}: 1\n" for n in range(90_000)),
 }
-# Those that only a configuration that is composed would follow.
+# References that only a composed configuration would resolve.
 REFERENCES = {
     *(
         "texts of texts",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Defect:
-    """A mistake: ``new`` in the place of ``old``, and tests of which each fails with it."""
+    """A mistake, ``new`` in the place of ``old``, and tests each of which fails with it."""
 
     name: str
     why: str
@@ -842,9 +842,7 @@ DEFECTS = (
         "runner/model/jinja.py",
         "signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)",
         "signal.setitimer(signal.ITIMER_PROF, 0)",
-        slow=(
-            "tests/test_bad_input.py::test_a_growing_template_is_refused_at_little_cost",
-        ),
+        slow=("tests/test_bad_input.py::test_a_growing_template_is_refused_at_little_cost",),
     ),
     Defect(
         "template_without_sandbox",

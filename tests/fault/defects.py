@@ -41,7 +41,8 @@ from defect_cases import DEFECTS, Defect
 OPTIONS = ("-n0", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE")
 FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+)", re.MULTILINE)
 # of pytest's exit codes; any other one says that the tests did not run
-TESTS_FAILED, ALL_PASSED = 1, 0
+TESTS_FAILED = 1
+ALL_PASSED = 0
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def plant(defect: Defect, text: str) -> str:
 
 @contextmanager
 def planted(defect: Defect, copy: Path) -> Iterator[None]:
-    """Within it the copy has the defect."""
+    """A context within which the copy has the defect."""
     file = copy / defect.file
     text = file.read_text(encoding="utf-8")
     try:
@@ -102,7 +103,8 @@ def _write(file: Path, text: str) -> None:
 
 def run_tests(copy: Path, tests: Sequence[str], seconds: float) -> Outcome:
     """The outcome of some tests in a copy, in a process of their own with a time limit."""
-    began, failed = time.monotonic(), ()
+    began = time.monotonic()
+    failed = ()
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
     }

@@ -67,7 +67,10 @@ INSTANTS = {
     "the last status": (r"\.status\.json\.", 18),
 }
 CALLS = ("write", "writev", "fsync", "ftruncate")
-CLONE_NEWNS, CLONE_NEWUSER, MS_PRIVATE, MS_REC = 0x20000, 0x10000000, 1 << 18, 1 << 14
+CLONE_NEWNS = 0x20000
+CLONE_NEWUSER = 0x10000000
+MS_PRIVATE = 1 << 18
+MS_REC = 1 << 14
 
 
 # --- Inside the command's process -----------------------------------------------------------------
@@ -81,7 +84,8 @@ def on_a_small_disk(words: list[str]) -> int:
     The first word says at which instant how many bytes are left. What it leaves is copied to
     ``result``.
     """
-    asked, words = json.loads(words[0]), words[1:]
+    asked = json.loads(words[0])
+    words = words[1:]
     outputs = Path("outputs").absolute()
     outputs.mkdir()
     mount(outputs, DISK)
@@ -109,7 +113,7 @@ def is_torn(path: Path) -> bool:
 
 
 def forked(words: list[str], asked: dict | None, outputs: Path) -> dict:
-    """The exit code and the words of a command in a child of this process."""
+    """The exit code and output of a command in a child of this process."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -167,8 +171,9 @@ def can_mount() -> bool:
 
 
 def fill_at(asked: dict, outputs: Path) -> None:
-    """Leave so many bytes free from the instant on at which a file is touched for the n-th time."""
-    writes, done = 0, False
+    """Leave so many bytes free from the moment at which a file is touched for the n-th time."""
+    writes = 0
+    done = False
 
     def hook(event: str, arguments: tuple) -> None:
         nonlocal writes, done
@@ -226,10 +231,12 @@ def fails_at_a_write(words: list[str]) -> int:
 
 
 class Whole:
-    """The run that nothing disturbed, with the size of its checkpoints."""
+    """The undisturbed run, with the size of its checkpoints."""
 
     def __init__(self, root: Path, warm: Warm):
-        self.root, self.warm, self.count = root, warm, 0
+        self.root = root
+        self.warm = warm
+        self.count = 0
         place = Place(root / "whole", root, warm)
         unbroken(place, SFT)
         self.wanted = run_files(place.run)
@@ -251,7 +258,7 @@ class Whole:
         shutil.rmtree(place.folder / "outputs")
         (place.folder / "result").rename(place.folder / "outputs")
         bad = "" if facts["first"]["code"] == 0 else misses(facts)
-        # What trains anew from the first step does not measure its start model again, nor log that.
+        # A run that starts over from the first step does not measure its start model again.
         anew = not facts["sealed"] and {"trainer_state.json"}
         bad = bad or self.differs(place, facts["second"], anew or set())
         return facts["first"]["code"] != 0, bad
@@ -272,7 +279,7 @@ class Whole:
             "torn": torn,
             "damaged": damaged,
         }
-        # a write to the terminal may fail and nobody mind
+        # a write to the terminal may fail
         bad = misses(facts) if done.returncode else ""
         place.door = "runner.__main__:main"
         again = place.start(SFT).wait()
@@ -322,7 +329,7 @@ def misses(facts: dict) -> str:
 
 
 def told_of(name: str, cases: dict[str, tuple[bool, str]]) -> int:
-    """Print what became of some cases, and give back how many missed."""
+    """Print the outcomes of some cases, and return the number of misses."""
     bad = {case: text for case, (_, text) in cases.items() if text}
     hit = sum(hit for hit, _ in cases.values())
     print(
@@ -351,7 +358,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--count", type=int, default=1000, help="most cases of each kind")
-    asked, bad = parser.parse_args(), 0
+    asked = parser.parse_args()
+    bad = 0
     if not can_mount():
         print("no tmpfs may be mounted here: run as root, or allow user namespaces")
         return 1

@@ -35,7 +35,7 @@ from runner.reward.rule import sorted_digits
 from runner.run import Run
 from runner.run.history import read_metrics
 
-# Of a machine without a GPU; TRL assumes one.
+# For a machine without a GPU; TRL assumes one.
 HERE = {
     "use_cpu": True,
     "bf16": False,
@@ -50,7 +50,7 @@ def reward(prompts: list[Any], completions: list[Any], digits: list[str], **_: A
     return sorted_digits(completions, digits)
 
 
-# A row of preferences as the forms of ours call it.
+# The columns of a preference row, in the names of our forms.
 FORMS = {
     "preference": lambda row: {name: row[name] for name in ("prompt", "chosen", "rejected")},
     "demonstration": lambda row: {"prompt": row["prompt"], "completion": row["chosen"]},
@@ -69,7 +69,8 @@ def rows_of(cfg: dict[str, Any]) -> Dataset:
 
     Both sides of a preference are shuffled as ours are, because TRL shuffles none.
     """
-    node, form = cfg["dataset"], cfg["trainer"]["form"]
+    node = cfg["dataset"]
+    form = cfg["trainer"]["form"]
     if form not in FORMS:
         return load_rows(
             node["path"], form=node["form"], limit=node["limit"], to=form, seed=cfg["seed"]
@@ -91,7 +92,8 @@ def train_plainly(cfg: dict[str, Any], folder: Path) -> tuple[list[float], dict[
         module, _, name = target.rpartition(".")
         return getattr(import_module(module), name)
 
-    node, path = cfg["trainer"], shipped(cfg["model"]["path"])
+    node = cfg["trainer"]
+    path = shipped(cfg["model"]["path"])
     set_seed(cfg["seed"])
     fields = {name: value for name, value in node["args"].items() if name != "_target_"}
     args = find(node["args"]["_target_"])(output_dir=str(folder), seed=cfg["seed"], **HERE | fields)

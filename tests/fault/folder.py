@@ -91,7 +91,7 @@ print("ready", flush=True)
 while True:
     time.sleep(1)
 """
-SECONDS = 60  # that what a dead driver has started may live
+SECONDS = 60  # that the children of a dead driver may live
 
 
 def make_place(root: Path, name: str, warm: Warm, door: str = "runner.__main__:main") -> Place:
@@ -115,7 +115,8 @@ def misses_of_pairs(root: Path, warm: Warm, count: int, chance: random.Random) -
 
 def misses_of_pair(place: Place, kills: bool) -> Iterator[str]:
     (place.folder / "held").touch()
-    words, began = (*QUICK, *HELD), datetime.now(UTC) - timedelta(seconds=1)
+    words = (*QUICK, *HELD)
+    began = datetime.now(UTC) - timedelta(seconds=1)
     pair = [place.start(words), place.start(words)]
     loser = first_ended(pair)
     (winner,) = [start for start in pair if start is not loser]
@@ -135,7 +136,8 @@ def misses_of_pair(place: Place, kills: bool) -> Iterator[str]:
         winner.send(9)
         winner.wait()
     (place.folder / "held").unlink()
-    code, after = winner.wait().returncode, place.start(words).wait()
+    code = winner.wait().returncode
+    after = place.start(words).wait()
     if code != (-9 if kills else 0) or after.returncode:
         yield (
             f"the first left with {code}, "
@@ -239,7 +241,7 @@ def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
 
 
 def misses_of_driver(root: Path, warm: Warm, count: int, chance: random.Random) -> Iterator[str]:
-    """Each killed driver of which something lives on, and what a stranger gets of it."""
+    """Each killed driver that leaves something alive, and what a stranger notices of it."""
     place = make_place(root, "driver", warm)
     before = set(below(warm))
     began = time.monotonic()
@@ -280,7 +282,7 @@ def misses_of_driver(root: Path, warm: Warm, count: int, chance: random.Random) 
 
 
 def below(warm: Warm) -> list[psutil.Process]:
-    """All that this process has forked, or that came down to it."""
+    """All processes that this one has forked or adopted."""
     return psutil.Process(warm.process.pid).children(recursive=True)
 
 
@@ -321,7 +323,8 @@ def main() -> int:
     asked = parser.parse_args()
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
-        warm, chance = Warm(Path(folder) / "warm"), random.Random(asked.seed)
+        warm = Warm(Path(folder) / "warm")
+        chance = random.Random(asked.seed)
         for kind in asked.kind or KINDS:
             count = asked.count or COUNTS[kind]
             misses = list(KINDS[kind](Path(folder), warm, count, chance))

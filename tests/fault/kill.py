@@ -97,7 +97,7 @@ SPREAD = {
     "fsdp2-lora-ppo": ("trainer=ppo", "peft=lora", "strategy=fsdp2", "trainer.args.kl_target=0.1"),
     "fsdp2-grpo": ("trainer=grpo", "strategy=fsdp2", *GROUPS, "kl_coef=0.1", *SYNCED),
 }
-# The toys whole, which bring model and rows: an agent of two stages, by GRPO and by PPO, and a
+# The full toys, which bring model and rows: an agent of two stages, by GRPO and by PPO, and a
 # model of images.
 TOY = ("name=run", "trainer.args.logging_steps=1")
 ASKING = (
@@ -130,7 +130,7 @@ TOYS = {
         ),
     ),
 }
-DROPOUT = ("sft", "reward")  # the others need a model that says the same twice
+DROPOUT = ("sft", "reward")  # the others need a model that gives the same output twice
 # Where a kill lands, by what was touched last, and how often it is chosen.
 PLACES = {
     "save": (r"/checkpoint", 8),
@@ -142,7 +142,7 @@ PLACES = {
 }
 KILLS_A_RUN = 4
 MOMENT = 0.03  # most seconds between an instant and a kill
-# What is of the clock, by how its name ends.
+# Figures of the clock, by the end of their names.
 CLOCK = ("_seconds", "_per_second", "_runtime", "_time")
 
 
@@ -204,7 +204,7 @@ class Place:
         return self.warm.start([*words], self.folder, first, instant_of_kill, self.door)
 
     def wait(self, started: Started) -> subprocess.CompletedProcess:
-        """The end of a command, and of those that train as one with it, which go where it goes."""
+        """Wait for the end of a command, and of its companions, which may end in any way."""
         done = started.wait()
         for companion in self.others:
             if done.returncode == -9:
@@ -213,7 +213,7 @@ class Place:
         return done
 
     def records(self) -> dict[str, object]:
-        """All that the runs of this folder leave, by a name; see :func:`run_files`."""
+        """The content of all runs of this folder, by name; see :func:`run_files`."""
         records = {}
         for folder in (path.parent for path in sorted(self.folder.glob("outputs/*/*/config.yaml"))):
             files = run_files(Run(folder))
@@ -356,7 +356,7 @@ def content(path: Path) -> str:
 
 
 def timeless(value: object) -> object:
-    """The same without what tells of the clock."""
+    """The same without figures of the clock."""
     if isinstance(value, dict):
         clocks = {
             key
@@ -368,7 +368,7 @@ def timeless(value: object) -> object:
 
 
 def unbroken(place: Place, words: tuple[str, ...]) -> list[str]:
-    """Run the command undisturbed; the touches of files that it makes."""
+    """Run the command undisturbed; return the touches of files."""
     record = place.root / f"{place.folder.name}.touches"
     done = place.wait(place.start(words, record=str(record)))
     assert done.returncode == 0, done.stderr
@@ -392,7 +392,8 @@ def punish(
     processes = 2 if trainer in ("two", *SPREAD) else 1
     settings = {"dropout": 0.1 if trainer in DROPOUT else 0.0, "processes": processes}
     uninterrupted = Place(root / trainer, root, warm, **settings)
-    touches, total = unbroken(uninterrupted, words), Tally()
+    touches = unbroken(uninterrupted, words)
+    total = Tally()
     wanted = uninterrupted.records()
     while total.kills < kills:
         place = Place(root / f"{trainer}-{total.runs}", root, warm, **settings)
@@ -415,7 +416,8 @@ def punish(
 def control(kills: int, root: Path, warm: Warm, chance: random.Random) -> Tally:
     """The same with TRL's own trainer; see ``plain``."""
     uninterrupted = Place(root / "plain", root, warm, "plain:main")
-    touches, total = unbroken(uninterrupted, ()), Tally()
+    touches = unbroken(uninterrupted, ())
+    total = Tally()
     weights = "outputs/plain/model/model.safetensors"
     while total.kills < kills:
         place = Place(root / f"plain-{total.runs}", root, warm, "plain:main")
@@ -452,7 +454,8 @@ def main() -> int:
     tallies = {}
     with tempfile.TemporaryDirectory() as folder:
         root = (asked.keep or Path(folder)).absolute()
-        warm, chance = Warm(root / "warm"), random.Random(asked.seed)
+        warm = Warm(root / "warm")
+        chance = random.Random(asked.seed)
         print(
             f"{'':<8} {'kills':>6} {'inside a save':>14} "
             f"{'runs':>6} {'finished':>9} {'bit-equal':>10}"

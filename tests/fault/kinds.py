@@ -136,12 +136,12 @@ def write_rows(folder: Path) -> None:
     files: dict[str, list[dict[str, Any]]] = {}
     for number in range(24):
         digits = f"{number % 10} {number % 7} {number % 3}"
-        prompt, good, bad = (
-            f"Sort these digits: {digits}",
-            " ".join(sorted(digits.split())),
-            digits + " 9",
-        )
-        user, right, wrong = turn("user", prompt), turn("assistant", good), turn("assistant", bad)
+        prompt = f"Sort these digits: {digits}"
+        good = " ".join(sorted(digits.split()))
+        bad = digits + " 9"
+        user = turn("user", prompt)
+        right = turn("assistant", good)
+        wrong = turn("assistant", bad)
         function = {"name": "sort", "arguments": {"digits": digits}}
         called = [
             {
@@ -207,7 +207,7 @@ def write_rows(folder: Path) -> None:
 
 
 def compose(kind: Kind) -> str:
-    """The first line of a fault that composing a kind met; nothing where it composes."""
+    """The first line of a fault in composing a kind; empty if it composes."""
     try:
         compose_runs(expand(kind.words, read_menu()))
     except RunnerError as error:
@@ -216,7 +216,7 @@ def compose(kind: Kind) -> str:
 
 
 def train(kind: Kind, processes: Queue[Warm], folder: Path) -> str:
-    """Nothing where a kind did as it should, else what happened."""
+    """The failure of a kind; empty if it did as it should."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     name = re.sub(r"\W+", "_", f"{kind.trainer}_{kind.name}")
     warm = processes.get()
@@ -241,7 +241,7 @@ def train(kind: Kind, processes: Queue[Warm], folder: Path) -> str:
 
 
 def main(words: list[str]) -> int:
-    """Try the kinds of the trainers that are named, else all."""
+    """Try the kinds of the named trainers, or of all."""
     wanted = [word for word in words if not word.startswith("-")]
     kinds = [kind for kind in read_kinds() if not wanted or kind.trainer in wanted]
     with TemporaryDirectory() as name:
@@ -271,10 +271,8 @@ def main(words: list[str]) -> int:
     for kind, text in composed.items():
         if text:
             print(f"--- {kind.trainer}, {kind.name}: {' '.join(kind.words)}\n{text}", flush=True)
-    tried, failed = (
-        Counter(kind.trainer for kind in kinds),
-        Counter(kind.trainer for kind in composed if composed[kind]),
-    )
+    tried = Counter(kind.trainer for kind in kinds)
+    failed = Counter(kind.trainer for kind in composed if composed[kind])
     refused = Counter(kind.trainer for kind in kinds if kind.refused)
     print("| trainer | kinds | refused in words | not as they should |\n|---|---|---|---|")
     for trainer, count in [*tried.items(), ("all", len(kinds))]:

@@ -42,7 +42,7 @@ MORE_VERBS = {
 MORE_VERBS |= {"sweep": ["-m", *QUICK, "name=x", "seed=0,1"], "rehearse": ["rehearse", *TRAINED]}
 MORE_VERBS |= {"preview a page": ["preview", "{run}", "html=true"]}
 ALL_VERBS = VERBS | MORE_VERBS
-# What is there only for a moment, or was left by an earlier version.
+# Files that exist only for a moment, or come from an earlier version.
 FOR_A_MOMENT = (
     ".lock",
     ".model.new",
@@ -99,7 +99,7 @@ KINDS: dict[str, Callable[[Path, Path], None]] = {
 
 
 def run(warm: Warm, words: Sequence[str], cwd: Path) -> tuple[int | None, str]:
-    """The exit code, None where it had to be killed, and what a command said."""
+    """The exit code of a command, None if it had to be killed, and its output."""
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": str(ROOT),
@@ -118,7 +118,7 @@ def run(warm: Warm, words: Sequence[str], cwd: Path) -> tuple[int | None, str]:
 
 
 def make_run(warm: Warm, folder: Path) -> Path:
-    """A trained run with everything that the verbs add to it."""
+    """A trained run with every file that the verbs add to it."""
     folder.mkdir(parents=True)
     code, text = run(warm, TRAINED, folder)
     assert code == 0, text
@@ -138,7 +138,7 @@ def places_of(target: Path) -> list[str]:
 
 
 def look(folder: Path) -> dict[str, tuple[object, ...]]:
-    """All that there is in a folder, and what it holds."""
+    """The content of a folder by path."""
     paths = sorted(folder.rglob("*"))
     return {
         str(path): (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in paths
@@ -147,7 +147,8 @@ def look(folder: Path) -> dict[str, tuple[object, ...]]:
 
 def miss_of(warm: Warm, trained: Path, work: Path, verb: str, place: str, kind: str) -> str:
     """The fault that occurs when something of this kind lies in a place; empty if none."""
-    elsewhere, target = work / "elsewhere", work / "here" / "outputs" / "x" / trained.name
+    elsewhere = work / "elsewhere"
+    target = work / "here" / "outputs" / "x" / trained.name
     elsewhere.mkdir(parents=True)
     (elsewhere / "precious.txt").write_text(f"{SECRET}\n")
     shutil.copytree(trained.parent, target.parent)
@@ -210,7 +211,8 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
-    misses, count = [], 0
+    misses = []
+    count = 0
     with (
         tempfile.TemporaryDirectory(prefix="fault-") as place,
         contextlib.closing(Warm(Path(place) / "warm")) as warm,

@@ -153,7 +153,8 @@ def try_reports(count: int, folder: Path) -> list[str]:
     few.mkdir()
     for path in runs:
         path.parent.rename(few / path.parent.name)
-    watched, wrong = Watched(), 0
+    watched = Watched()
+    wrong = 0
     changed = few / runs[0].parent.name / "metrics.jsonl"
     for number in range(count):
         with changed.open("a") as file:

@@ -21,7 +21,7 @@ FILES = ["tests/test_tracker.py"]
 
 
 def main() -> int:
-    """Install, run, and say what was left out."""
+    """Install, run, and report what was left out."""
     with TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         python = str(Path(folder, "bin", "python"))

@@ -52,8 +52,8 @@ from runner.schema.text import flatten
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "trainer"
 NAMES = sorted(path.stem for path in CONF.glob("*.yaml"))
-# What a person may read in the documentation, written down once more: no step of a training hears
-# of these.
+# What the documentation promises, written down independently: no step of a training depends on
+# these.
 ALLOWED = frozenset(
     {
         *(
@@ -117,7 +117,7 @@ ASIDE = (
 )
 ASIDE += ("attempts", "launcher", "on_sick", "tolerate")
 STEADY = "trainer.args.lr_scheduler_type=constant"
-# A change of the list, by the words of a command. SFT has dropout, so that its bits tell each
+# Listed changes as words of a command. SFT has dropout, so that its bits depend on each
 # random number.
 EVALUATED = "trainer.args.eval_strategy=steps"
 CHANGES = {
@@ -224,7 +224,8 @@ def misses_of_groups(root: Path) -> Iterator[tuple[str, str]]:
     ).items():
         if path.startswith("trainer.args.") and path != "trainer.args._target_":
             continue
-        now, new = copy.deepcopy(cfg), changed(old)
+        now = copy.deepcopy(cfg)
+        new = changed(old)
         put(now, path, new)
         # which only refuses rows
         aside = path.partition(".")[0] in ASIDE or path == "trainer.images"
@@ -315,7 +316,9 @@ class Interrupted:
     """
 
     def __init__(self, root: Path, warm: Warm):
-        self.root, self.warm, self.count = root, warm, 0
+        self.root = root
+        self.warm = warm
+        self.count = 0
         self.killed: dict[str, Place] = {}
 
     def words(self, trainer: str) -> tuple[str, ...]:
@@ -470,11 +473,9 @@ def noted(runs: Interrupted, way: str) -> str:
         for folder in before.parent.iterdir()
         if way == "the same command" or folder != before
     ]
-    notes = (
-        " ".join(Run(folders[0]).manifest().get("notes", []))
-        if len(folders) == 1
-        else f"{len(folders)} folders"
-    )
+    notes = f"{len(folders)} folders"
+    if len(folders) == 1:
+        notes = " ".join(Run(folders[0]).manifest().get("notes", []))
     told = "mine.py" in done.stderr and " -> " in done.stderr and "mine.py" in notes
     shutil.rmtree(place.folder)
     return (
@@ -542,7 +543,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("kinds", nargs="*", default=kinds)
-    asked, bad = parser.parse_args().kinds, 0
+    asked = parser.parse_args().kinds
+    bad = 0
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         warm = Warm(root / "warm")

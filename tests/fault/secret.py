@@ -40,9 +40,9 @@ from runner.config import compose
 from runner.validate import find_all_faults
 
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
-# What stands in somebody's own files stays there, and where Python compiles them.
+# Secrets in a user's own files stay there, and in their compiled copies.
 OWN = ("notes.py", "chatty.py", "__pycache__", ".git")
-# Somebody's own part that says what it should not, in every way there is.
+# A user's part that prints secrets in every possible way.
 CHATTY = """
 import logging, os, sys, warnings
 from transformers import TrainerCallback
@@ -90,7 +90,7 @@ SPELT = {name: spellings(secret) for name, secret in SECRETS.items()}
 
 
 def search(data: bytes, depth: int = 0) -> set[str]:
-    """The names of the secrets that some bytes hold, packed or not."""
+    """The names of the secrets in some bytes, packed or not."""
     names = set()
     for name, spelt in SPELT.items():
         if any(spelling in data for spelling in spelt):
@@ -133,7 +133,7 @@ def hits_of_others(folder: Path, text: str) -> Iterator[str]:
 
 
 def misses_of_harmless() -> Iterator[str]:
-    """Each word that is taken for a secret and is none."""
+    """Each harmless word that is taken for a secret."""
     for words in HARMLESS:
         try:
             faults = find_all_faults(compose(words).cfg)
@@ -144,7 +144,7 @@ def misses_of_harmless() -> Iterator[str]:
 
 
 def misses_of_lines() -> Iterator[str]:
-    """Each line of a diff that keeps its secret, or loses what is none."""
+    """Each line of a diff that keeps its secret, or loses a harmless text."""
     from runner.io.secrets import hidden_source
 
     for line, expected in LINES:
@@ -185,7 +185,7 @@ def misses_of_refused(
 
 @contextlib.contextmanager
 def indiscreet() -> Iterator[str]:
-    """The address of a server that says in its refusal with what one has logged in."""
+    """The address of a server whose refusal repeats the login."""
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -257,7 +257,7 @@ def lives(address: str) -> dict[str, tuple[list[str], int]]:
 
 
 def lay_ground(folder: Path) -> None:
-    """A repository with an uncommitted secret, and somebody's own part."""
+    """A repository with an uncommitted secret, and a user's own part."""
     folder.mkdir(parents=True)
     (folder / "chatty.py").write_text(CHATTY)
     (folder / "notes.py").write_text("one = 1\n")
@@ -279,7 +279,7 @@ def misses_of_lived(folder: Path, run: Run, stations: Sequence[str] | None = Non
             outcome = run(words, folder)
             if outcome.code != code:
                 yield f"{name}: exit code {outcome.code}: {' '.join(outcome.text.split())[-200:]}"
-            # What somebody's own part prints on the terminal is his affair.
+            # A user's part may print anything on the terminal.
             text = "\n".join(
                 line for line in outcome.text.splitlines() if not line.startswith("my token")
             )
@@ -289,7 +289,7 @@ def misses_of_lived(folder: Path, run: Run, stations: Sequence[str] | None = Non
 
 
 def misses_of_trackers(folder: Path, run: Run) -> Iterator[str]:
-    """Each tracker that is installed and writes a secret."""
+    """Each installed tracker that writes a secret."""
     from importlib.util import find_spec
 
     for name in TRACKERS:
@@ -330,7 +330,9 @@ def controls(folder: Path) -> dict[str, list[str]]:
     import torch
     from transformers import TrainingArguments
 
-    trainer, hydra, packed = folder / "trainer", folder / "hydra", folder / "packed"
+    trainer = folder / "trainer"
+    hydra = folder / "hydra"
+    packed = folder / "packed"
     for place in (trainer, hydra, packed):
         place.mkdir(parents=True)
     args = TrainingArguments(
@@ -351,7 +353,7 @@ def controls(folder: Path) -> dict[str, list[str]]:
 
 
 def kinds(folder: Path, warm: Warm) -> dict[str, tuple[int, Callable[[], Iterator[str]]]]:
-    """Each kind with how many cases it has, and what gives its misses."""
+    """Each kind with the number of its cases, and the function that yields its misses."""
     run_with_secrets = warmly(warm, **ENVIRONMENT, LOGIN=SECRETS["PLAIN"])
 
     def missing_controls() -> Iterator[str]:

@@ -96,7 +96,7 @@ def curriculum(folder: Path) -> tuple[str, ...]:
 
 
 def begun(*words: str) -> Callable[[Path], tuple[str, ...]]:
-    """A run of the same words that has taken half of the steps, from which the case goes on."""
+    """A run of the same words that has taken half of the steps, from which the case resumes."""
 
     def prepare(folder: Path) -> tuple[str, ...]:
         half = [*words, "name=begun", f"output_root={folder / 'begun'}"]
@@ -126,13 +126,13 @@ def reward(kind: str, **values: object) -> tuple[str, ...]:
 
 
 WARM = ("trainer.args.warmup_steps=4", "trainer.args.lr_scheduler_type=cosine")
-COLD, GREEDY = "trainer.args.temperature=1e-6", "trainer.args.generation_kwargs={do_sample: false}"
-ALONE, CONSTANT = "reward=none", "trainer.args.lr_scheduler_type=constant"
-WEIGHT, NAN, INF = (
-    callback("Weight", at=4),
-    callback("Gradient", at=4, value="nothing"),
-    {"at": 4, "value": "endless"},
-)
+COLD = "trainer.args.temperature=1e-6"
+GREEDY = "trainer.args.generation_kwargs={do_sample: false}"
+ALONE = "reward=none"
+CONSTANT = "trainer.args.lr_scheduler_type=constant"
+WEIGHT = callback("Weight", at=4)
+NAN = callback("Gradient", at=4, value="nothing")
+INF = {"at": 4, "value": "endless"}
 SICK = [
     Case("nan weight sft", trainer("sft", 12, *WEIGHT), 4, "not_finite"),
     Case("nan weight lora dpo", trainer("dpo", 12, "peft=lora", *WEIGHT), 4, "not_finite"),
@@ -584,7 +584,8 @@ def perform(case: Case, folder: Path) -> Outcome:
 
 def attempt(cases: list[Case], folder: Path) -> int:
     """Run them all, print a line for each, and count those that miss."""
-    missed, delays = 0, []
+    missed = 0
+    delays = []
     for case in cases:
         before = cpu()
         outcome = perform(case, folder)
@@ -620,7 +621,7 @@ def cpu() -> float:
 
 
 def control(folder: Path) -> int:
-    """Three sick trainings by TRL alone; gives how many of them it stopped."""
+    """Three sick trainings by TRL alone; return how many of them it stopped."""
     import torch
     from datasets import Dataset
     from sabotage import Gradient, Idle, Weight
@@ -656,7 +657,8 @@ def control(folder: Path) -> int:
                 ).train()
                 ended = "finished"
             except Exception as error:
-                ended, stopped = f"stopped by {type(error).__name__}", stopped + 1
+                ended = f"stopped by {type(error).__name__}"
+                stopped = stopped + 1
         broken = sum(not bool(weight.isfinite().all()) for weight in model.parameters())
         print(
             f"      control: {name}: {ended}, "
@@ -698,7 +700,8 @@ def overhead(folder: Path) -> int:
         components = build_components(
             open_run(compose([*words, f"output_root={folder}"]).cfg, []), Stop()
         )
-        trainer, health = components.trainer, components.health
+        trainer = components.trainer
+        health = components.health
         spent = {"seconds": 0.0}
         for event in (
             "observe_loss",
@@ -734,7 +737,7 @@ def timed(call: Callable[..., None], spent: dict[str, float]) -> Callable[..., N
 
 
 def run_all(words: list[str]) -> int:
-    """All that was asked for; 1 where anything misses."""
+    """Run the requested cases; 1 if any misses."""
     if words == ["--overhead"]:
         with tempfile.TemporaryDirectory() as folder:
             return overhead(Path(folder))

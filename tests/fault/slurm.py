@@ -70,7 +70,9 @@ class Cluster:
     """
 
     def __init__(self, folder: Path, work: Path):
-        self.folder, self.work, self.processes = folder, work, []
+        self.folder = folder
+        self.work = work
+        self.processes = []
         (folder / "state").mkdir(parents=True)
         folder.chmod(0o755)
         with contextlib.ExitStack() as free:
@@ -105,7 +107,7 @@ class Cluster:
         self.processes.append(process)
 
     def until(self, ready: Callable[[], object], seconds: float = 300) -> None:
-        """Wait for something to be so."""
+        """Wait until a condition holds."""
         deadline = time.monotonic() + seconds
         while not ready():
             failed = [process.args for process in self.processes if process.poll() is not None]
@@ -153,7 +155,7 @@ class Cluster:
         return queue
 
     def log(self, name: str) -> str:
-        """All that the jobs of a name have said."""
+        """The output of all jobs of a name."""
         return "".join(
             path.read_text()
             for path in sorted((self.work / "outputs" / name / ".queue").glob("*.log"))
@@ -241,7 +243,8 @@ def put_back(
 
     ``there`` are words for Slurm, ``here`` those of the same run without.
     """
-    name, words = f"back{steps}", (*WORDS, f"trainer.args.max_steps={steps}")
+    name = f"back{steps}"
+    words = (*WORDS, f"trainer.args.max_steps={steps}")
     submit = (*words, *SLURM, f"name={name}", *words_there)
     cluster.command(*submit)
     job = cluster.job(name)
@@ -259,11 +262,12 @@ def put_back(
 
 
 def time_limit(cluster: Cluster) -> str:
-    """A limit of two minutes, of which Slurm says a minute before or earlier that it comes."""
+    """A time limit of two minutes, which Slurm announces a minute or more before."""
     words = ("launcher.time=2", "launcher.signal_seconds=60")
     began = time.monotonic()
     text = put_back(cluster, lambda job: None, 250, words)
-    assert "SIGUSR2" in cluster.log("back250") and "TIME LIMIT" not in cluster.log("back250")
+    assert "SIGUSR2" in cluster.log("back250")
+    assert "TIME LIMIT" not in cluster.log("back250")
     return f"{text} ({time.monotonic() - began:.0f} s)"
 
 
@@ -328,7 +332,7 @@ def twice(cluster: Cluster) -> str:
 
 
 def stages(cluster: Cluster) -> str:
-    """Two chains, of which the first stage of one is put back, and one whose first stage fails."""
+    """Two chains: one whose first stage is requeued, and one whose first stage fails."""
     (cluster.work / "conf" / "experiment").mkdir(parents=True)
     (cluster.work / "conf" / "experiment" / "two.yaml").write_text(STAGES)
     words = ("experiment=two", *SLURM, "--config-dir", "conf", "allow=[mine]", "launcher.wait=true")
@@ -361,13 +365,13 @@ stages:
 
 
 def machines(cluster: Cluster) -> str:
-    """One run on two nodes, which both are this machine, put back amid its steps."""
+    """One run on two nodes, both on this machine, requeued between its steps."""
     cluster_words = ("launcher.num_machines=2", "launcher.partition=two", "batch=8")
     return put_back(cluster, None, 25, cluster_words, ("launcher.num_processes=2", "batch=8"))
 
 
 def killed(cluster: Cluster) -> str:
-    """The process of a run is killed, as where memory runs out."""
+    """The process of a run is killed, as if memory ran out."""
     words = (
         *WORDS,
         "trainer.args.max_steps=41",
@@ -391,7 +395,7 @@ def killed(cluster: Cluster) -> str:
 
 
 def refused(cluster: Cluster) -> str:
-    """Words that this cluster does not take."""
+    """Words that this cluster does not accept."""
     refusals = []
     for word in (
         "partition=nope",
@@ -425,7 +429,8 @@ def main(names: list[str]) -> int:
             try:
                 text = CASES[name](cluster)
             except AssertionError as error:
-                text, failed = f"FAILED: {error}", 1
+                text = f"FAILED: {error}"
+                failed = 1
                 cluster("scancel", "--me")
                 cluster.until(lambda: not cluster("squeue", "--noheader").strip())
             failed |= "OTHER" in text

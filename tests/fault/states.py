@@ -63,11 +63,12 @@ from runner.training.callback.stop import StopAtStep
 from runner.training.checkpoint import Seal
 from runner.training.components.types import Components
 
-STEPS, SAVE = 7, 2
+STEPS = 7
+SAVE = 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 WAYS = ("finish", "raise", "leave", "signal", "kill", "full", "stays full")
 FORKED = ("kill", "full", "stays full")
-# So many files does an undisturbed run touch; a fault after that never comes, and the run finishes.
+# The files that an undisturbed run touches; a fault planned for later never occurs.
 MOST_TOUCHES = 260
 
 
@@ -86,7 +87,9 @@ class Trainer:
     """Takes steps that cost nothing, with the callbacks that watch every training."""
 
     def __init__(self, run: Run, stop: signals.Stop, way: str, when: int):
-        self.way, self.when, self.begun = way, when, run.folder.parent / "begun"
+        self.way = way
+        self.when = when
+        self.begun = run.folder.parent / "begun"
         self.hooks = SimpleNamespace(use_cache=None, measure=None)
         seal = Seal(2, steps_to_notice(), set_status=run.set_status)
         self.callbacks = [StopAtStep(stop), Record(run.metrics, run.set_status), seal]
@@ -259,8 +262,8 @@ def _writes(arguments: tuple) -> bool:
 
 
 def start(run: Run, way: str = "finish", when: int = 0) -> int:
-    """Start the run in a process of its own; the process id."""
-    gc.freeze()  # or the child would copy every page that it looks through for garbage
+    """Start the run in a process of its own; return the process id."""
+    gc.freeze()  # or the child's garbage collector would copy every page
     pid = os.fork()
     if pid:
         return pid
@@ -290,7 +293,7 @@ def start(run: Run, way: str = "finish", when: int = 0) -> int:
 
 
 def start_here(run: Run, way: str, when: int) -> tuple[int, str]:
-    """The exit code and the words of a start in this process, where what happens allows it."""
+    """The exit code and output of a start in this process, if the event allows that."""
     output = io.StringIO()
     with made_up(way, when), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         return worker.work(run.folder), output.getvalue()
@@ -319,7 +322,7 @@ PLACE = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
 class Life(RuleBasedStateMachine):
-    """A run folder and what has happened to it."""
+    """A run folder and its history."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -352,13 +355,14 @@ class Life(RuleBasedStateMachine):
         kind=st.integers(0, 2),
     )
     def started(self, way: str, step: int, touch: int, kind: int) -> None:
-        """The same command once more, and something happens to it."""
+        """Start the same command again, with an event."""
         if way == "signal":
             way = f"signal {kind}"
         when = touch if way in ("kill", "full", "stays full") else step
         before = self.files()
         was = self.run.status()["state"]
-        newest, sealed = self.newest_whole(), self.sealed()
+        newest = self.newest_whole()
+        sealed = self.sealed()
         (self.run.folder.parent / "begun").unlink(missing_ok=True)
         if way in FORKED:
             code = end_of(start(self.run, way, when))
@@ -472,14 +476,14 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def nobody_runs(self) -> None:
-        """Between two events no process is there, and nobody says that one is."""
+        """Between two events no process exists, and no file claims that one does."""
         if hasattr(self, "run"):
             assert state_of(self.run.folder) != "running"
             assert read_run(self.run.folder).state != "running"
 
     @invariant()
     def seals_are_true(self) -> None:
-        """A checkpoint that nobody harmed is whole, and its weights are those of its step."""
+        """An undamaged checkpoint is complete, and its weights are those of its step."""
         for path in sealed_checkpoints(self.run.checkpoints) if hasattr(self, "run") else ():
             if path.name not in self.harmed:
                 assert not damage_of(path), path

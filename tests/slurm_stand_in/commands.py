@@ -112,7 +112,8 @@ def run(path):
     if not path.exists():
         return
     if not kind or (QUEUE / f"{awaited}.code").read_text() == "0":
-        count, job["back"] = 0, True
+        count = 0
+        job["back"] = True
         while job["back"]:
             environment = {
                 "SLURM_ARRAY_TASK_ID": path.name.partition("_")[2],
@@ -133,7 +134,8 @@ def run(path):
                 read(path)
                 | {"state": "RUNNING", "reason": "None", "pid": started.pid, "back": False},
             )
-            code, count = started.wait(), count + 1
+            code = started.wait()
+            count = count + 1
             job = read(path)
     (QUEUE / f"{path.name}.code").write_text(str(code))
     path.unlink()

@@ -24,7 +24,8 @@ class Diary(TrainerCallback):
     def __init__(self, folder, tokenizer, eval_dataset=None, author: str = "me"):
         self.path = Path(folder) / "diary.jsonl"
         self.author = author
-        self.words, self.rows = len(tokenizer), len(eval_dataset or ())
+        self.words = len(tokenizer)
+        self.rows = len(eval_dataset or ())
 
     def note(self, event, state, **what):
         line = {"event": event, "step": state.global_step, "by": self.author} | what
@@ -90,5 +91,5 @@ class Diary(TrainerCallback):
         self.note("epoch_end", state, epoch=state.epoch)
 
     def on_train_end(self, args, state, control, **kwargs):
-        """The best model is back where that was asked for; it is not yet in ``model/``."""
+        """The best model is back if requested; it is not yet in ``model/``."""
         self.note("train_end", state)

@@ -13,7 +13,9 @@ class Sparse:
     """
 
     def __init__(self, inner, tokenizer, share: float = 0.2):
-        self.inner, self.share, self.end = inner, share, tokenizer.eos_token_id
+        self.inner = inner
+        self.share = share
+        self.end = tokenizer.eos_token_id
 
     def __call__(self, rows):
         batch = self.inner(rows)

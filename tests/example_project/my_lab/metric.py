@@ -6,7 +6,9 @@ def sorted_right(completions, digits, swaps, hard: int = 3):
 
     Of all, of the easy and of the hard ones.
     """
-    right, easy, difficult = [], [], []
+    right = []
+    easy = []
+    difficult = []
     for completion, asked, distance in zip(completions, digits, swaps, strict=True):
         hit = float(completion.split() == sorted(asked.split()))
         right.append(hit)

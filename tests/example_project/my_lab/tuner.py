@@ -13,7 +13,7 @@ FILE = "scales.safetensors"
 
 
 def upper_half(model, also: tuple[str, ...] = ("norm",)):
-    """The upper half of the layers, and what has one of the words of ``also`` in its name."""
+    """The upper half of the layers, and those with one of the words of ``also`` in their names."""
     depth = model.config.num_hidden_layers
     for name, weight in model.named_parameters():
         number = next((int(part) for part in name.split(".") if part.isdigit()), -1)
@@ -37,11 +37,12 @@ def upper_lora(model, task_type, r: int = 8):
 
 
 class Scaled(nn.Module):
-    """A layer whose outputs have a factor each."""
+    """A layer with a factor for each output."""
 
     def __init__(self, inner: nn.Linear, start: float):
         super().__init__()
-        self.inner, self.scale = inner, nn.Parameter(torch.full((inner.out_features,), start))
+        self.inner = inner
+        self.scale = nn.Parameter(torch.full((inner.out_features,), start))
 
     def forward(self, states):
         return self.inner(states) * self.scale
