@@ -591,7 +591,7 @@ def serve_recipes(hub: Hub, folder: Path) -> None:
 
 
 def offline(words: list[str]) -> int | None:
-    """What a function gives for the words after its name, where the hub may not be asked.
+    """Call a function with the words after its name, without access to the hub; return the result.
 
     In a process that is forked from one for which the hub is there: a ``door`` of the tests. The
     libraries read ``HF_HUB_OFFLINE`` as they are imported, and keep these values of it.

@@ -258,7 +258,7 @@ DEFECTS = (
         "    for override in reversed(overrides):\n",
         "    for override in overrides:\n",
         slow=(
-            "tests/test_sweep.py::test_a_checked_in_sweep_needs_no_flag_and_its_axes_can_be_replaced",
+            "tests/test_sweep.py::test_a_sweep_in_a_file_needs_no_flag_and_has_replaceable_axes",
         ),
     ),
     Defect(
@@ -314,7 +314,7 @@ DEFECTS = (
         "runner/launch/pool.py",
         "failed = [folder for folder in task.after if self.codes.get(folder)]",
         "failed = []",
-        slow=("tests/test_sweep.py::test_what_builds_on_a_failed_run_is_not_begun",),
+        slow=("tests/test_sweep.py::test_runs_that_build_on_a_failed_one_do_not_start",),
     ),
     Defect(
         "queued_run_submitted_again",
@@ -475,7 +475,7 @@ DEFECTS = (
         'return state is not None and state["global_step"] >= state["max_steps"]',
         'return state is not None and state["global_step"] > state["max_steps"]',
         slow=(
-            "tests/test_train.py::test_a_training_that_ended_before_it_was_saved_is_not_trained_further",
+            "tests/test_train.py::test_a_finished_but_unsaved_training_takes_no_more_steps",
             "tests/test_resume.py::test_a_run_killed_after_its_last_step_ends_complete",
         ),
     ),
@@ -1027,7 +1027,9 @@ DEFECTS = (
         "runner/estimate/case.py",
         "isinstance(value, int) and LENGTHS.search(path)",
         "isinstance(value, int)",
-        tests=("tests/test_rehearse.py::test_a_batch_size_is_no_mere_number",),
+        tests=(
+            "tests/test_rehearse.py::test_runs_that_differ_in_batch_size_are_played_separately",
+        ),
     ),
     Defect(
         "rehearsal_tells_the_tracker",
@@ -1134,9 +1136,7 @@ DEFECTS = (
         "runner/training/components/args.py",
         '    "project": "runner",  # in trackio\n',
         '    "project": "runner",\n    "adam_epsilon": 1.0001e-8,\n',
-        slow=(
-            "tests/test_train.py::test_every_trainer_takes_real_steps_and_its_losses_equal_the_golden_file",
-        ),
+        slow=("tests/test_train.py::test_losses_of_every_trainer_equal_the_golden_file",),
     ),
     Defect(
         "order_of_nobody",
