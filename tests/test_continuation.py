@@ -1,4 +1,4 @@
-"""What may change between a run and one that resumes it, and nothing else.
+"""The changes allowed between a run and one that resumes it, and nothing else.
 
 A part of ``fault/resume``.
 """

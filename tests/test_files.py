@@ -137,7 +137,10 @@ def test_a_folder_that_was_deleted_is_not_made_again_half(tmp_path, write):
     assert not (tmp_path / "run").exists()
 
 
-CHINESE = '{"prompt": "中国的首都是哪里？请回答这个问题。", "completion": "中国的首都是北京，它是一个很大的城市。"}\n'
+CHINESE = (
+    '{"prompt": "中国的首都是哪里？请回答这个问题。", '
+    '"completion": "中国的首都是北京，它是一个很大的城市。"}\n'
+)
 
 
 @pytest.mark.parametrize(

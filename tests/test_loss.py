@@ -88,7 +88,7 @@ def test_margin_with_and_without_a_reference():
 
 @pytest.mark.slow
 def test_simpo_is_what_the_file_of_cpo_says_to_type(tmp_path, monkeypatch):
-    """That is: length-normalised, with a margin, without CPO's likelihood of the chosen answer."""
+    """It is length-normalised, with a margin, without CPO's likelihood of the chosen answer."""
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     text = (MENU / "trainer" / "cpo.yaml").read_text()
     words = next(

@@ -1,4 +1,4 @@
-"""What a stranger's configuration could try, as data: targets, files, typed words and bombs."""
+"""The attacks of a stranger's configuration as data: targets, files, typed words and bombs."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ class Whole:
         return Place(self.root / f"place-{self.count}", self.root, self.warm, door)
 
     def filled(self, pattern: str, count: int, free: int) -> tuple[bool, str]:
-        """Whether the disk was too small, and the promises that were broken."""
+        """Run on a small disk; return whether it was too small, and the broken promises."""
         place = self.place("disk:on_a_small_disk")
         asked = json.dumps({"pattern": pattern, "count": count, "free": free})
         done = place.start((asked, *SFT)).wait()

@@ -121,89 +121,96 @@ def read_kinds() -> Iterator[Kind]:
                 yield Kind(trainer, name, words, refused)
 
 
+def turn(role: str, text: str) -> list[dict[str, Any]]:
+    return [{"role": role, "content": text}]
+
+
+SCHEMA = {"type": "object", "properties": {"digits": {"type": "string"}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "sort", "description": "Sorts.", "parameters": SCHEMA},
+}
+
+
 def write_rows(folder: Path) -> None:
     """The files of rows that kinds name, each in 24 lines, and their plug-ins."""
     (folder / "kinds_parts.py").write_text(PARTS)
-
-    def turn(role: str, text: str) -> list[dict[str, Any]]:
-        return [{"role": role, "content": text}]
-
-    schema = {"type": "object", "properties": {"digits": {"type": "string"}}}
-    tool = {
-        "type": "function",
-        "function": {"name": "sort", "description": "Sorts.", "parameters": schema},
-    }
     files: dict[str, list[dict[str, Any]]] = {}
     for number in range(24):
-        digits = f"{number % 10} {number % 7} {number % 3}"
-        prompt = f"Sort these digits: {digits}"
-        good = " ".join(sorted(digits.split()))
-        bad = digits + " 9"
-        user = turn("user", prompt)
-        right = turn("assistant", good)
-        wrong = turn("assistant", bad)
-        function = {"name": "sort", "arguments": {"digits": digits}}
-        called = [
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"type": "function", "function": function}],
-            }
-        ]
-        called += [{"role": "tool", "name": "sort", "content": good}]
-        ids = [12 + number % 5, 14, 15, 16, END]
-        rows = {
-            "text": {"text": f"{prompt} {good}"},
-            "messages": {"messages": user + right},
-            "completion": {"prompt": prompt, "completion": " " + good},
-            "completion_turns": {"prompt": user, "completion": right},
-            "sharegpt": {
-                "conversations": [
-                    {"from": "human", "value": prompt},
-                    {"from": "gpt", "value": good},
-                ]
-            },
-            "tokens": {"input_ids": ids, "labels": [-100, -100, *ids[2:]]},
-            "masks": {"input_ids": ids, "completion_mask": [0, 0, 1, 1, 1]},
-            "tools": {"messages": user + called + right, "tools": [tool]},
-            "tools_text": {"messages": user + called + right, "tools": json.dumps([tool])},
-            "arguments": {
-                "messages": user + right,
-                "chat_template_kwargs": {"enable_thinking": bool(number % 2)},
-            },
-            "pairs": {"prompt": prompt, "chosen": " " + good, "rejected": " " + bad},
-            "pairs_implicit": {"chosen": f"{prompt} {good}", "rejected": f"{prompt} {bad}"},
-            "pairs_turns": {"prompt": user, "chosen": right, "rejected": wrong},
-            "pairs_turns_implicit": {"chosen": user + right, "rejected": user + wrong},
-            "pairs_margin": {
-                "prompt": prompt,
-                "chosen": " " + good,
-                "rejected": " " + bad,
-                "margin": 0.5,
-            },
-            "pairs_tokens": {"chosen_ids": ids, "rejected_ids": ids[:3]},
-            "tools_pairs": {
-                "prompt": user + called,
-                "chosen": right,
-                "rejected": wrong,
-                "tools": [tool],
-            },
-            "pairs_arguments": {
-                "prompt": user,
-                "chosen": right,
-                "rejected": wrong,
-                "chat_template_kwargs": {"a": 1},
-            },
-            "labelled": {"prompt": prompt, "completion": " " + good, "label": bool(number % 2)},
-            "labelled_turns": {"prompt": user, "completion": right, "label": bool(number % 2)},
-            "prompts": {"prompt": prompt},
-            "prompts_turns": {"prompt": user},
-            "prompts_arguments": {"prompt": user, "chat_template_kwargs": {"a": 1}},
-        }
-        for name, row in rows.items():
+        for name, row in rows_of(number).items():
             files.setdefault(name, []).append(row)
-    for name, lines in files.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    for name, rows in files.items():
+        lines = [json.dumps(row) + "\n" for row in rows]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+
+
+def rows_of(number: int) -> dict[str, dict[str, Any]]:
+    """One row of each file."""
+    digits = f"{number % 10} {number % 7} {number % 3}"
+    prompt = f"Sort these digits: {digits}"
+    good = " ".join(sorted(digits.split()))
+    bad = digits + " 9"
+    user = turn("user", prompt)
+    right = turn("assistant", good)
+    wrong = turn("assistant", bad)
+    function = {"name": "sort", "arguments": {"digits": digits}}
+    called = [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": function}],
+        }
+    ]
+    called += [{"role": "tool", "name": "sort", "content": good}]
+    ids = [12 + number % 5, 14, 15, 16, END]
+    return {
+        "text": {"text": f"{prompt} {good}"},
+        "messages": {"messages": user + right},
+        "completion": {"prompt": prompt, "completion": " " + good},
+        "completion_turns": {"prompt": user, "completion": right},
+        "sharegpt": {
+            "conversations": [
+                {"from": "human", "value": prompt},
+                {"from": "gpt", "value": good},
+            ]
+        },
+        "tokens": {"input_ids": ids, "labels": [-100, -100, *ids[2:]]},
+        "masks": {"input_ids": ids, "completion_mask": [0, 0, 1, 1, 1]},
+        "tools": {"messages": user + called + right, "tools": [TOOL]},
+        "tools_text": {"messages": user + called + right, "tools": json.dumps([TOOL])},
+        "arguments": {
+            "messages": user + right,
+            "chat_template_kwargs": {"enable_thinking": bool(number % 2)},
+        },
+        "pairs": {"prompt": prompt, "chosen": " " + good, "rejected": " " + bad},
+        "pairs_implicit": {"chosen": f"{prompt} {good}", "rejected": f"{prompt} {bad}"},
+        "pairs_turns": {"prompt": user, "chosen": right, "rejected": wrong},
+        "pairs_turns_implicit": {"chosen": user + right, "rejected": user + wrong},
+        "pairs_margin": {
+            "prompt": prompt,
+            "chosen": " " + good,
+            "rejected": " " + bad,
+            "margin": 0.5,
+        },
+        "pairs_tokens": {"chosen_ids": ids, "rejected_ids": ids[:3]},
+        "tools_pairs": {
+            "prompt": user + called,
+            "chosen": right,
+            "rejected": wrong,
+            "tools": [TOOL],
+        },
+        "pairs_arguments": {
+            "prompt": user,
+            "chosen": right,
+            "rejected": wrong,
+            "chat_template_kwargs": {"a": 1},
+        },
+        "labelled": {"prompt": prompt, "completion": " " + good, "label": bool(number % 2)},
+        "labelled_turns": {"prompt": user, "completion": right, "label": bool(number % 2)},
+        "prompts": {"prompt": prompt},
+        "prompts_turns": {"prompt": user},
+        "prompts_arguments": {"prompt": user, "chat_template_kwargs": {"a": 1}},
+    }
 
 
 def compose(kind: Kind) -> str:

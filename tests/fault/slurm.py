@@ -184,7 +184,7 @@ class Cluster:
 
 
 def lacking() -> str:
-    """What this machine lacks for a cluster of its own; empty if nothing."""
+    """The missing parts for a cluster on this machine, in words; empty if there are all."""
     names = [name for name in DAEMONS if not shutil.which(name)]
     return (
         f"no {', '.join(names)}"
