@@ -1,4 +1,4 @@
-"""What every test shares: offline, one thread, and the public command in a process of its own."""
+"""Shared by every test: offline, one thread, and the public command in a process of its own."""
 
 import gc
 import os
@@ -116,7 +116,7 @@ class Command:
         shutil.rmtree(self.warm.environment["HF_HOME"], ignore_errors=True)
 
     def _is_plain(self, environment: dict[str, str]) -> bool:
-        """Whether no variable differs that a library has read in the waiting process."""
+        """True if no variable differs that a library has read in the waiting process."""
         names = (environment.keys() | self.warm.environment.keys()) - OF_A_TEST
         return all(environment.get(name) == self.warm.environment.get(name) for name in names)
 
@@ -175,7 +175,7 @@ def online_runner(tmp_path, warm_hub):
 
 @dataclass
 class Trained:
-    """What one in-process call of the command left behind."""
+    """The result of one in-process call of the command."""
 
     code: int
     run: Run

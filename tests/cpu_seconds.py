@@ -31,7 +31,7 @@ def cpu_seconds() -> float:
 
 
 def _children(pid: int) -> list[int]:
-    """The processes that a process has started and that have not ended; on Linux alone."""
+    """The live processes that a process has started; on Linux alone."""
     pids = []
     try:
         for thread in Path(f"/proc/{pid}/task").iterdir():  # each knows those that it started
@@ -69,7 +69,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """List the sum, the files and the tests that cost most."""
+    """List the sum, and the most expensive files and tests."""
     tests: dict[str, float] = {}
     files: defaultdict[str, float] = defaultdict(float)
     reasons: dict[str, str] = {}

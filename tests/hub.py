@@ -34,7 +34,7 @@ from pyarrow import parquet
 from tiny import CHATML, MODELS, RECIPE_MODELS, RECIPES, ROWS, rows_of, tiny_model
 
 TOKEN = "hf_loopback"  # may read private and gated repositories, and may write
-STRANGER = "hf_stranger"  # a valid account that nobody has let in
+STRANGER = "hf_stranger"  # a valid account without access
 USER = "tester"  # whose token TOKEN is, and who owns repositories created without a namespace
 DATE = "2024-01-02T03:04:05.000Z"
 LARGE_SUFFIXES = (".arrow", ".bin", ".parquet", ".pt", ".safetensors")
@@ -60,7 +60,7 @@ class Blob:
         return hashlib.sha256(self.content).hexdigest() if self.large else self.oid
 
     def entry(self, path: str) -> dict:
-        """How a tree lists this file."""
+        """This file's entry in the listing of a tree."""
         size = len(self.content)
         lfs = {"lfs": {"oid": self.etag, "size": size, "pointerSize": 134}} if self.large else {}
         return {"type": "file", "oid": self.oid, "size": size, "path": path} | lfs
@@ -282,7 +282,8 @@ class Hub:
     ) -> str:
         """Serve these files as one revision of a repository and return the commit's sha."""
         repo = self.repos.setdefault((kind, repo_id), Repo(kind, repo_id))
-        repo.private, repo.gated = private, gated
+        repo.private = private
+        repo.gated = gated
         blobs = {path: to_blob(path, content) for path, content in files.items()}
         return repo.commit(blobs, revision)
 
@@ -302,7 +303,7 @@ class Hub:
     # Answering.
 
     def answer(self, request: Request) -> Answer:
-        """What to send back, one request at a time; the request goes to the log with its status."""
+        """Answer one request at a time; each goes to the log with its status."""
         name = "unknown"
         with self._lock:
             try:
@@ -321,7 +322,7 @@ class Hub:
             raise Refusal(401, "Invalid credentials in Authorization header")
         repo = self.repos.get((kind, repo_id))
         if repo is None or (repo.private and request.token != TOKEN):
-            # The real hub tells nobody that a private repository exists; without a token it is 401.
+            # The real hub never reveals a private repository; without a token it answers 401.
             raise Refusal(404 if request.token else 401, "Repository not found", "RepoNotFound")
         return repo
 
@@ -389,7 +390,7 @@ class Hub:
             status = 403 if request.token else 401
             raise Refusal(status, f"Access to {repo_id} is restricted", "GatedRepo")
         if path not in repo.commits[sha]:
-            # With the commit's name the client remembers, also offline, that there is no such file.
+            # With the commit the client remembers, even offline, that the file does not exist.
             raise Refusal(404, "Entry not found", "EntryNotFound", **{"X-Repo-Commit": sha})
         blob = repo.commits[sha][path]
         headers = {"ETag": f'"{blob.etag}"', "X-Repo-Commit": sha, "Accept-Ranges": "bytes"}
@@ -405,7 +406,7 @@ class Hub:
         address = f"{self.url}/{'datasets/' if kind == 'dataset' else ''}{repo_id}"
         exists = (kind, repo_id) in self.repos
         if not exists:  # an existing repository keeps its visibility
-            private = asked.get("visibility") == "private"  # nothing said is public
+            private = asked.get("visibility") == "private"  # public by default
             repo = self.repos[kind, repo_id] = Repo(kind, repo_id, private)
             repo.commit({})
         return to_json({"url": address, "name": repo_id}, 409 if exists else 200)
@@ -414,7 +415,7 @@ class Hub:
         return to_json({"errors": [], "warnings": []})
 
     def _answer_preupload(self, request: Request, kind: str, repo_id: str, revision: str) -> Answer:
-        """Have every file come inline, and say which of them are here already."""
+        """Make every file come inline, and report which of them exist."""
         self._require_owner(request)
         repo, sha = self._open_commit(request, kind, repo_id, revision)
         present = {path: blob.oid for path, blob in repo.commits[sha].items()}
@@ -450,7 +451,7 @@ def read_folder(folder: Path) -> dict[str, bytes]:
 
 
 def to_sibling(path: str, blob: Blob, detailed: bool) -> dict:
-    """How a repository's info lists a file."""
+    """A file's entry in the info of a repository."""
     if not detailed:
         return {"rfilename": path}
     size = len(blob.content)
@@ -476,7 +477,7 @@ def list_tree(blobs: dict[str, Blob], folder: str, recursive: bool) -> list[dict
 
 
 def dated(entry: dict, sha: str) -> dict:
-    """A tree entry with what ``expand`` adds."""
+    """A tree entry with the keys that ``expand`` adds."""
     return entry | {"lastCommit": {"id": sha, "title": "made for a test", "date": DATE}}
 
 
@@ -537,7 +538,7 @@ def to_parquet(table: pyarrow.Table) -> bytes:
 
 
 def describe(tables: dict[str, pyarrow.Table]) -> dict:
-    """What a card's ``dataset_info`` says of the splits: features and sizes; clients check them."""
+    """``dataset_info`` of a card: features and sizes of the splits, which clients check."""
     features = [to_feature(column) for column in next(iter(tables.values())).schema]
     splits = [
         {"name": name, "num_bytes": table.nbytes, "num_examples": table.num_rows}
@@ -576,7 +577,7 @@ def serve_all(hub: Hub, folder: Path) -> None:
 
 
 def serve_recipes(hub: Hub, folder: Path) -> None:
-    """Put up what the recipes of others in conf/experiment name: one model and its tokenizer under many names."""
+    """Serve what the recipes in conf/experiment name: one model and tokenizer under many names."""
     files = {head: read_folder(tiny_model(folder / head, head=head)) for head in ("lm", "score")}
     marked = CHATML.replace("{{ '<|im_start|>'", "{% generation %}{{ '<|im_start|>'").replace(
         "{% endfor", "{% endgeneration %}{% endfor"
@@ -590,7 +591,7 @@ def serve_recipes(hub: Hub, folder: Path) -> None:
 
 
 def offline(words: list[str]) -> int | None:
-    """What a function gives for the words after its name, where the hub may not be asked.
+    """Call a function with the words after its name, without access to the hub; return the result.
 
     In a process that is forked from one for which the hub is there: a ``door`` of the tests. The
     libraries read ``HF_HUB_OFFLINE`` as they are imported, and keep these values of it.

@@ -63,7 +63,7 @@ def watch(instant: Instant) -> None:
 
 
 def reach(instant: Instant, watcher: int) -> None:
-    """Say that the instant has come, or kill the process that watches, never one that it forked."""
+    """Report that the instant has come, or kill the watching process, never one of its forks."""
     if instant.told:
         open(instant.told, "w").close()
     elif os.getpid() == watcher:
@@ -71,7 +71,7 @@ def reach(instant: Instant, watcher: int) -> None:
 
 
 def note_syncs(record: str) -> None:
-    """Have each sync of a file noted, in this process and in those that it forks; Python audits none of them."""
+    """Note each sync of a file in this process and its forks; Python audits none of them."""
     fsync = os.fsync
 
     def noting(file):

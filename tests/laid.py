@@ -1,4 +1,6 @@
-"""Run folders laid by hand, for reports: no training, whatever state is wanted; and the words of a sweep's jobs."""
+"""Run folders laid by hand for reports, in any state and without training, and the words of a
+sweep's jobs.
+"""
 
 import itertools
 import json
@@ -20,7 +22,10 @@ def lay_run(
     words=(),
     **cfg,
 ) -> Path:
-    """A run folder with these scores, logged lines, command-line words and top-level keys; returns the folder."""
+    """Lay a run folder with these scores, logged lines, command-line words and top-level keys.
+
+    Return it.
+    """
     folder.mkdir(parents=True)
     cfg_of_run = {"name": folder.parent.name, "seed": 0, "metric": None} | cfg
     write_config(folder, cfg_of_run)
@@ -37,7 +42,10 @@ def lay_run(
 
 
 def lay_sweep(group: Path, scores: dict, logged: bool = False, **cfg) -> Path:
-    """A group of finished runs, ``{(kl_coef, learning_rate, seed): eval_exact}``, with curves if ``logged``."""
+    """Lay a group of finished runs, ``{(kl_coef, learning_rate, seed).
+
+    Eval_exact}``, with curves if ``logged``.
+    """
     for (kl, rate, seed), score in scores.items():
         args = {"beta": kl, "learning_rate": rate}
         lay_run(

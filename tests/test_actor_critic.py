@@ -1,4 +1,7 @@
-"""Policy and critic as one module: the same numbers as the plain models, on one backbone, and nothing frozen."""
+"""Policy and critic in one module.
+
+The numbers of the plain models, one backbone, and nothing frozen.
+"""
 
 import pytest
 import torch
@@ -49,14 +52,12 @@ def letter_policy() -> PeftModel:
 
 
 def plain_logprobs(model, temperature=1.0):
-    """What whole unpadded rows give through the model's own logits."""
+    """The log-probabilities of whole unpadded rows by the model's own logits."""
     rows = [(IDS[:1], slice(2, 5), IDS[0, 3:]), (IDS[1:, :3], slice(0, 2), IDS[1, 1:3])]
-    parts = [
-        torch.log_softmax(model(ids).logits[0, where] / temperature, -1).gather(
-            1, targets[:, None]
-        )[:, 0]
-        for ids, where, targets in rows
-    ]
+    parts = []
+    for ids, where, targets in rows:
+        logprobs = torch.log_softmax(model(ids).logits[0, where] / temperature, -1)
+        parts.append(logprobs.gather(1, targets[:, None])[:, 0])
     return torch.cat(parts)
 
 
@@ -213,7 +214,9 @@ def test_a_critic_from_the_policy_has_its_backbone_and_says_zero():
 
 @pytest.mark.parametrize("kind", ["granite", "cohere", "olmoe", "bert", "llama4_text"])
 def test_a_critic_needs_no_classifier_of_its_architecture(tmp_path, kind):
-    """Some that transformers has none of, one whose classifier reads other states, one that hides its backbone."""
+    """Covers an architecture without a classifier, one whose classifier reads other states, and a
+    hidden backbone.
+    """
     changes = {"olmoe": {"num_experts": 4, "num_experts_per_tok": 2}, "bert": {"is_decoder": True}}
     policy = letter_model(kind, **changes.get(kind, {}))
     critic = build_critic_model(policy, None)

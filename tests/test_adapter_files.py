@@ -1,4 +1,4 @@
-"""An adapter that lacks weights, or has others than its config says, is refused before anything is trained on it."""
+"""An adapter whose weights do not match its config is refused before anything is trained on it."""
 
 import json
 import shutil
@@ -159,7 +159,9 @@ def test_it_is_refused_wherever_it_is_named(change, tmp_path, monkeypatch, capsy
 
 
 def test_what_only_loading_can_tell_is_told_then(change):
-    """So are adapters of the hub, and of bases whose files name their weights otherwise than the model does."""
+    """The same holds for adapters of the hub, and for bases whose files name their weights
+    differently.
+    """
     changed = change(
         lambda weights: {
             name.replace("base_model.model.", "base_model."): weights[name] for name in weights

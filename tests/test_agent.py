@@ -1,6 +1,7 @@
-"""Tools and environments by YAML: what is shown of them, how they are guarded, and whole runs that call them."""
+"""Tools and environments by YAML: their schemas, their guards, and whole runs that call them."""
 
 import asyncio
+import itertools
 import json
 import logging
 import random
@@ -128,7 +129,8 @@ def mine(tmp_path, monkeypatch):
 
 
 def named(function: Callable, name: str = "tool") -> Callable:
-    function.__name__, function.__doc__ = name, "It does something.\n\nArgs:\n    word: a word."
+    function.__name__ = name
+    function.__doc__ = "It does something.\n\nArgs:\n    word: a word."
     return guard_tool(function, "trainer.tools", {}, seconds=0.2)
 
 
@@ -142,7 +144,7 @@ def test_a_bound_argument_is_in_no_schema_and_no_model_can_set_it(mine):
         tool(place="x", source="map")
 
 
-def test_a_maker_and_a_class_are_called_and_what_comes_back_is_the_tool(mine):
+def test_a_factory_and_a_class_are_called_and_their_result_is_the_tool(mine):
     [tool] = build_functions(
         TrainerPart.read({"tools": {"_target_": "mine.Looker", "source": "guide"}})
     )["tools"]
@@ -154,7 +156,7 @@ def test_a_maker_and_a_class_are_called_and_what_comes_back_is_the_tool(mine):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_call_that_fails_is_warned_of_once_with_what_it_was_asked(caplog, is_async):
+def test_a_failing_call_is_reported_once_with_its_arguments(caplog, is_async):
     async def later(word: str) -> str:
         raise KeyError("no such word")
 
@@ -171,7 +173,7 @@ def test_a_call_that_fails_is_warned_of_once_with_what_it_was_asked(caplog, is_a
     ]
 
 
-def test_a_call_that_hangs_is_ended_and_says_so():
+def test_a_call_that_hangs_is_ended_with_a_message():
     def now(word: str) -> str:
         time.sleep(600)
 
@@ -197,7 +199,7 @@ def test_values_become_text_as_in_trl(answer, text):
     assert named(tool)(word="red") == text
 
 
-def test_what_is_no_text_is_a_failure_by_name_and_content_blocks_stay():
+def test_a_result_that_is_no_text_is_a_failure_and_content_blocks_stay():
     def tool(word: str) -> object:
         return answer
 
@@ -217,7 +219,7 @@ def test_what_is_no_text_is_a_failure_by_name_and_content_blocks_stay():
         ([{"type": "book", "title": "Red"}], "[{'type': 'book', 'title': 'Red'}]"),
     ],
 )
-def test_blocks_without_a_picture_become_text_which_any_template_takes(answer, text):
+def test_blocks_without_a_picture_become_text_for_any_template(answer, text):
     def tool(word: str) -> object:
         return answer
 
@@ -246,12 +248,16 @@ def test_a_tool_changes_no_random_number_and_has_the_same_ones_again():
     async def both(call: Callable) -> list[str]:
         return await asyncio.gather(call(word="red"), call(word="blue"))
 
-    guarded, guarded_later = named(tool), named(later)
+    guarded = named(tool)
+    guarded_later = named(later)
     before = random.getstate(), torch.get_rng_state()
-    first, other = guarded(word="red"), guarded(word="blue")
+    first = guarded(word="red")
+    second = guarded(word="blue")
     side = asyncio.run(both(guarded_later))
-    assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
-    assert guarded(word="red") == first != other and asyncio.run(both(guarded_later)) == side
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+    assert guarded(word="red") == first != second
+    assert asyncio.run(both(guarded_later)) == side
     torch.rand(1)
     assert guarded(word="red") != first  # as the training has gone on
 
@@ -260,11 +266,16 @@ def test_an_environment_keeps_its_class_by_name_and_its_methods_are_guarded(mine
     make = build_functions(
         TrainerPart.read({"environment_factory": {"_target_": "mine.Game", "points": 2.0}})
     )["environment_factory"]
-    one, two = make(), make()
-    assert type(one) is type(two) and type(one).__name__ == "Game"
-    assert one.reset(prompt="x") == " It is dark." and two.reset() == " It is dark."
-    assert one.look(place="x").startswith("1 ") and two.looks == 0 and 2 <= one.get_reward() <= 2.01
-    assert get_json_schema(one.look)["function"]["name"] == "look"
+    first = make()
+    two = make()
+    assert type(first) is type(two)
+    assert type(first).__name__ == "Game"
+    assert first.reset(prompt="x") == " It is dark."
+    assert two.reset() == " It is dark."
+    assert first.look(place="x").startswith("1 ")
+    assert two.looks == 0
+    assert 2 <= first.get_reward() <= 2.01
+    assert get_json_schema(first.look)["function"]["name"] == "look"
 
 
 def test_a_frozen_environment_is_guarded_and_its_static_methods_are_no_tools():
@@ -278,7 +289,8 @@ def test_a_frozen_environment_is_guarded_and_its_static_methods_are_no_tools():
             return word
 
     frozen = guard_environment(Frozen, "trainer.environment_factory")()
-    assert frozen.own("red") == "red" and tools_of(frozen) == []
+    assert frozen.own("red") == "red"
+    assert tools_of(frozen) == []
 
 
 def test_an_environment_that_begins_later_is_refused():
@@ -299,7 +311,7 @@ def test_two_tools_of_one_name_are_refused(mine):
         )
 
 
-def test_what_an_environment_does_itself_ends_the_run_where_it_fails():
+def test_a_failure_inside_an_environment_ends_the_run():
     class Broken:
         def reset(self, **row):
             return row["missing"]
@@ -340,9 +352,9 @@ def test_calls_are_read_from_what_our_templates_spell(name, chat):
     prompt = tokenizer.apply_chat_template(
         turns[:1], tools=[price], add_generation_prompt=True, return_dict=False
     )
-    whole = tokenizer.apply_chat_template(turns, tools=[price], return_dict=False)
-    assert whole[: len(prompt)] == prompt
-    read = parse_response(tokenizer, whole[len(prompt) :], prefix=prompt, tools=[price])
+    rendered = tokenizer.apply_chat_template(turns, tools=[price], return_dict=False)
+    assert rendered[: len(prompt)] == prompt
+    read = parse_response(tokenizer, rendered[len(prompt) :], prefix=prompt, tools=[price])
     assert (read["content"].strip(), read["tool_calls"]) == ("I ask.", calls)
     set_template(tokenizer, "chatml")
     assert tokenizer.response_template is None
@@ -356,13 +368,14 @@ def test_react_spells_calls_that_nobody_reads():
         check_calls(tokenizer)
 
 
-def test_what_a_tool_says_last_is_no_answer_and_is_shown_with_its_call():
+def test_a_final_tool_output_is_no_answer_and_is_shown_with_its_call():
     call = {"type": "function", "function": {"name": "price", "arguments": {"item": "view"}}}
     turns = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": "price", "content": "7"},
     ]
-    assert text_of(turns) == "" and text_of([*turns, {"role": "assistant", "content": "7"}]) == "7"
+    assert text_of(turns) == ""
+    assert text_of([*turns, {"role": "assistant", "content": "7"}]) == "7"
     assert plain_text(turns) == 'assistant: price({"item": "view"})\ntool: = 7'
 
 
@@ -398,7 +411,7 @@ OWN = {  # by what is typed, the fault's beats
 
 
 @pytest.mark.parametrize("words", OWN)
-def test_names_are_targets_and_are_refused_as_those_are(mine, words):
+def test_names_are_targets_and_are_refused_like_them(mine, words):
     with pytest.raises(ConfigError) as error:
         compose_runs(
             [
@@ -410,10 +423,10 @@ def test_names_are_targets_and_are_refused_as_those_are(mine, words):
                 ),
             ]
         )
-    where, found, fix = OWN[words]
-    assert [(each.where, found in each.found, fix in each.fix) for each in error.value.faults] == [
-        (where, True, True)
-    ]
+    where, finding, fix = OWN[words]
+    assert [
+        (fault.where, finding in fault.found, fix in fault.fix) for fault in error.value.faults
+    ] == [(where, True, True)]
 
 
 def test_a_reward_of_an_environment_is_enough(mine):
@@ -433,9 +446,10 @@ BAD = {
 @pytest.mark.grid(2)
 @pytest.mark.quick(0)
 @pytest.mark.parametrize("words", BAD)
-def test_what_cannot_be_called_is_named_before_a_training(train, mine, capsys, words):
+def test_tools_that_cannot_be_called_are_named_before_a_training(train, mine, capsys, words):
     done = train(*WORDS, *words.replace(": ", ":").split(), "allow=[mine]", "metric=none", *FEW)
-    assert done.code == 2 and BAD[words] in capsys.readouterr().err
+    assert done.code == 2
+    assert BAD[words] in capsys.readouterr().err
 
 
 # --- Whole runs ---------------------------------------------------------------------------------
@@ -456,8 +470,8 @@ FEW = (
 @pytest.fixture
 def called(train, mine):
     """A run of two steps whose model calls tools, as its template has it."""
-    own = (f"model.tokenizer.chat_template={mine}", "allow=[mine]")
-    return lambda *words, **more: train(*WORDS[:3], *own, *FEW, *words, **more)
+    template_words = (f"model.tokenizer.chat_template={mine}", "allow=[mine]")
+    return lambda *words, **kwargs: train(*WORDS[:3], *template_words, *FEW, *words, **kwargs)
 
 
 @pytest.mark.slow
@@ -468,22 +482,19 @@ def test_tools_are_called_counted_and_shown_in_order(called, capsys):
     )
     assert done.code == 0
     line = next(line for line in done.lines if "reward" in line)
-    assert line["tools/call_frequency"] > 0.5 and 0 <= line["tools/failure_frequency"] < 1
+    assert line["tools/call_frequency"] > 0.5
+    assert 0 <= line["tools/failure_frequency"] < 1
     assert 1 < line["tools/turns"] <= 3
     rows = [row["completion"] for row in read_rows(done.run.folder / "completions.jsonl")]
     long = max(rows, key=len)
-    assert [turn["role"] for turn in long[:3]] == ["assistant", "tool", "assistant"] and len(
-        long
-    ) <= 5
+    assert [turn["role"] for turn in long[:3]] == ["assistant", "tool", "assistant"]
+    assert len(long) <= 5
     assert long[0]["tool_calls"][0]["function"]["name"] == "look"
-    assert any(
-        turn["content"].startswith("guide 0.")
-        for row in rows
-        for turn in row
-        if turn["role"] == "tool"
-    )
+    answers = [turn["content"] for turn in itertools.chain(*rows) if turn["role"] == "tool"]
+    assert any(answer.startswith("guide 0.") for answer in answers)
     text = done.run.log.read_text()
-    assert text.count("failed call 1 of look") == 1 and "KeyError: 'no such place'" in text
+    assert text.count("failed call 1 of look") == 1
+    assert "KeyError: 'no such place'" in text
 
 
 def test_several_environments_by_name_own_their_reward(called, mine, capsys):
@@ -493,7 +504,7 @@ def test_several_environments_by_name_own_their_reward(called, mine, capsys):
     ]
     file = mine.with_name("rows.jsonl")
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    own = (
+    environment_words = (
         "dataset=local",
         f"dataset.path={file}",
         "dataset.form=prompt",
@@ -501,7 +512,7 @@ def test_several_environments_by_name_own_their_reward(called, mine, capsys):
         "reward=none",
     )
     both = "trainer.environment_factory={near:mine.Game,far:{_target_:mine.Game,points:2.0}}"
-    done = called(*own, both, "metric=none")
+    done = called(*environment_words, both, "metric=none")
     assert done.code == 0
     for line in done.lines:
         assert "reward" not in line or line["rewards/Game/mean"] == pytest.approx(
@@ -524,7 +535,7 @@ class Stops(TrainerCallback):
 
 @pytest.mark.dear("an agent that is stopped and goes on, beside one that nothing disturbs")
 @pytest.mark.slow
-def test_an_agent_that_is_stopped_goes_on_to_the_same_bits(called, mine):
+def test_a_stopped_agent_resumes_to_the_same_bits(called, mine):
     """Its environments draw random numbers, and are not those of before."""
     with (mine.parent / "mine.py").open("a") as module:
         module.write(STOPS)
@@ -533,12 +544,12 @@ def test_an_agent_that_is_stopped_goes_on_to_the_same_bits(called, mine):
     words += ("metric=none", "trainer.args.max_steps=3", "trainer.args.max_completion_length=32")
     words += ("trainer.args.per_device_train_batch_size=4", "trainer.args.num_generations=2")
     words += ("callback.stops._target_=mine.Stops",)
-    whole = called(*words, name="whole")
+    uninterrupted = called(*words, name="whole")
     (mine.parent / "stops").touch()
     stopped = called(*words, name="stopped")
     assert (stopped.code, stopped.state(), stopped.run.status()["step"]) == (143, "interrupted", 2)
     assert called(*words, name="stopped").code == 0
-    weights = [one.run.model / "model.safetensors" for one in (whole, stopped)]
+    weights = [done.run.model / "model.safetensors" for done in (uninterrupted, stopped)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
@@ -556,5 +567,7 @@ def test_a_spec_of_trl_needs_its_library_and_to_be_allowed(train, capsys, name):
 
 def test_a_trainer_without_tools_names_those_that_take_them(capsys):
     assert main(["trainer=dpo", "trainer.tools=[runner.reward.rule.price]", "--dry-run"]) == 2
-    said = capsys.readouterr().err
-    assert "a trainer that has: ppo, " in said and "grpo" in said and "trainer=ppo" in said
+    stderr = capsys.readouterr().err
+    assert "a trainer that has: ppo, " in stderr
+    assert "grpo" in stderr
+    assert "trainer=ppo" in stderr

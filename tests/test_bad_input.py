@@ -1,4 +1,6 @@
-"""Bad input ends at the door, and what is odd but good passes it: a part of ``tests/fault/bad_input.py``.
+"""Bad input ends at the door, and odd but good input passes it.
+
+A part of ``tests/fault/bad_input.py``.
 
 The cases are tried by the script itself, in a process that has imported nothing heavy, as a shell
 would start it.
@@ -36,7 +38,7 @@ ODD = [case for case in GOOD if not case.skip]
 
 
 def try_out(cases, warm):
-    """Have the script try these cases; fails where one of them misses."""
+    """Let the script try these cases; fail if one of them misses."""
     names = [f"{case.kind} {case.name}" for case in cases]
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *names], capture_output=True, text=True, **warm.lend()
@@ -54,13 +56,13 @@ def test_there_are_as_many_cases_as_promised():
 
 @pytest.mark.dear("eleven commands, of which two load a model")
 @pytest.mark.slow
-def test_rows_that_crash_a_reader_and_some_of_each_kind_are_refused_and_what_is_good_trains(warm):
+def test_bad_rows_of_every_kind_are_refused_and_good_rows_train(warm):
     try_out([*NULL, *EARLY[::160], *LATE[::24], *ODD[::76]], warm)
 
 
 @pytest.mark.dear("three commands, and what each of them tells to type")
 @pytest.mark.slow
-def test_what_is_told_to_type_works_when_it_is_typed(warm):
+def test_printed_fixes_work_when_typed(warm):
     kinds = ("list for a number", "UTF-16", "that may not run")  # a command, a shell's, words
     done = subprocess.run(
         [sys.executable, str(FIXES), *kinds], capture_output=True, text=True, **warm.lend()
@@ -118,7 +120,7 @@ def test_a_name_of_a_file_is_text(name):
 @pytest.mark.parametrize(
     "word", ["a=[x]", "a={b:c}", "a=range(3)", "a=choice(1,2)", "a=${b}", "a='ü'", "a=1)", "~a"]
 )
-def test_what_means_something_to_hydra_is_no_name(word):
+def test_a_name_must_not_be_hydra_syntax(word):
     assert quote_text(word) == word
 
 
@@ -127,7 +129,7 @@ def test_a_blank_beyond_ascii_in_a_list_is_text():
 
 
 @pytest.mark.parametrize("bad", [None, "text"])
-def test_what_is_no_turn_is_left_to_the_conversion(bad):
+def test_values_that_are_no_turns_are_left_to_the_conversion(bad):
     row = {"messages": [{"role": "user", "content": "hi"}, bad], "images": ["a.png"]}
     assert not IMAGE.is_in({"messages": row["messages"]})
     marks = Marks(row, {IMAGE: ("images",)})
@@ -161,7 +163,7 @@ def test_a_template_that_fails_is_a_fault_however_it_fails(text):
         "{% if messages|length > 99 %}{{ 'a'|center(10**10) }}{% endif %}",
     ],
 )
-def test_a_template_that_grows_is_refused_in_a_few_seconds_and_little_memory(text):
+def test_a_growing_template_is_refused_at_little_cost(text):
     before = getrusage(RUSAGE_CHILDREN).ru_utime
     (fault,) = find_template_faults(
         text + "{{ messages[1].content }}", "my.jinja", None, {}, chosen=True

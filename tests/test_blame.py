@@ -1,4 +1,6 @@
-"""What a library says of a value that somebody typed is a fault of its key, and nothing else is."""
+"""A library's complaint about a typed value becomes a fault of its key, and no other complaint
+does.
+"""
 
 import errno
 
@@ -55,7 +57,7 @@ def error_of_a_library(text: str) -> Exception:
             ["trainer.args.torch_compile_backend=odd"],
             "torch_compile_backend",
         ),
-        # which a file may hold
+        # a file may hold it
         ("'ODD' is not a valid DynamoBackend", ["experiment=mine"], "torch_compile_backend"),
         ("'ODD' is not a valid DynamoBackend", ["seed=1"], None),
         ("shapes do not match", ["trainer.args.torch_compile_backend=odd"], None),
@@ -72,7 +74,7 @@ def test_a_message_blames_the_typed_key_that_it_names(run, text, typed, where):
     )
 
 
-def test_an_error_of_our_own_blames_nobody(run):
+def test_an_internal_error_blames_no_key(run):
     try:
         Run(run("x=1").folder / "none").cfg  # noqa: B018
     except Exception as error:
@@ -80,7 +82,7 @@ def test_an_error_of_our_own_blames_nobody(run):
         assert find_refused_keys(run("trainer.args.torch_compile_backend=odd"), error) is None
 
 
-def test_what_is_built_of_some_keys_alone_blames_what_was_typed_of_them(run):
+def test_a_part_built_of_some_keys_blames_those_that_were_typed(run):
     words = ["trainer.args.max_steps=5", "trainer.args.optim_target_modules=foo", "seed=1"]
     several = find_refused_keys(run(*words), KeyError("nothing to be found here"), ["trainer.args"])
     assert several.faults[0].where == "trainer.args"
@@ -122,7 +124,7 @@ def test_a_library_that_refuses_a_typed_value_ends_the_run_with_its_key(runner, 
         MemoryError(),
     ],
 )
-def test_what_the_system_refuses_a_process_is_the_environments_fault(error):
+def test_a_process_refused_by_the_system_is_the_environments_fault(error):
     fault = find_process_limit(error)
     assert fault.where == "system"
     assert "ulimit -v" in fault.fix

@@ -1,4 +1,4 @@
-"""Evaluations that sample: how many prompts they take, where it is said, and what the bar says of them."""
+"""Evaluations that sample: the number of their prompts, where it is shown, and the progress bar."""
 
 from types import SimpleNamespace
 
@@ -40,7 +40,7 @@ def test_the_plan_says_how_much_is_sampled_and_what_to_type_for_less(capsys, mon
     assert "1,424 answers, while it takes 128 texts" in said(capsys, *epoch)[1]
 
 
-def test_what_reads_known_answers_is_not_bounded_and_not_told(capsys, monkeypatch, tmp_path):
+def test_metrics_of_known_answers_have_no_bound(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert said(capsys, "trainer=dpo", "dataset=ultrafeedback", "trainer.args.max_steps=1") == []
     (composed,) = compose_runs(["trainer=online_dpo", "metric=none"])
@@ -59,7 +59,7 @@ def test_what_reads_known_answers_is_not_bounded_and_not_told(capsys, monkeypatc
         (["trainer=sft", "metric.exact.limit=10"], 10, 2),
     ],
 )
-def test_what_is_counted(words, answers, evaluations):
+def test_the_budget_counts_prompts_of_all_evaluations(words, answers, evaluations):
     (composed,) = compose_runs(words)
     budget = evaluation_budget(Experiment.read(composed.cfg))
     assert (budget.answers, budget.evaluations) == (answers, evaluations)
@@ -71,7 +71,8 @@ def test_an_online_trainer_answers_no_more_and_the_bar_says_what_it_does(train, 
     bar = SimpleNamespace(
         n=0, total=1, disable=True, update=lambda steps: told.append("step"), close=lambda: None
     )
-    bar.set_description, bar.set_postfix_str = told.append, lambda text, refresh: None
+    bar.set_description = told.append
+    bar.set_postfix_str = lambda text, refresh: None
     monkeypatch.setattr(progress, "progress_bar", lambda *args, **options: bar)
     monkeypatch.setattr(budget, "PROMPTS", 8)
     words = (
@@ -80,6 +81,6 @@ def test_an_online_trainer_answers_no_more_and_the_bar_says_what_it_does(train, 
         "dataset.limit.train=64",
     )
     assert train("trainer=grpo", *words).code == 0
-    # of 8 answers to 8
+    # answers to 8 prompts
     evaluation = ["evaluating", "evaluating 1/2", "evaluating 2/2", "measuring", "training"]
     assert told == [*evaluation, "step", *evaluation]

@@ -30,7 +30,7 @@ def state(step, total=10, logged=()):
 
 
 def record(path, steps, start=0):
-    """What a training from ``start`` writes: a training line and an evaluation at each step."""
+    """Write what a training from ``start`` logs: a training line and an evaluation at each step."""
     statuses = []
     callback = Record(path, lambda **changes: statuses.append(changes))
     callback.on_train_begin(None, state(start), None)
@@ -47,7 +47,7 @@ def lines(path):
 def test_all_that_was_logged_at_one_step_is_one_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     statuses = record(path, [1, 2])
-    # of several in a second the first
+    # the first of several in a second
     assert statuses == [{"step": step, "max_steps": 10} for step in (0, 1)]
     assert record(path, [10], start=9)[-1]["step"] == 10  # and the last of all
     record(path, [1, 2])
@@ -58,7 +58,7 @@ def test_all_that_was_logged_at_one_step_is_one_line(tmp_path):
     assert [line["percentage"] for line in lines(path)] == [10.0, 20.0]
 
 
-def test_what_is_no_json_is_written_as_text(tmp_path):
+def test_values_outside_json_are_written_as_text(tmp_path):
     callback = Record(tmp_path / "metrics.jsonl", lambda **changes: None)
     callback.on_train_begin(None, state(0), None)
     callback.on_log(
@@ -94,7 +94,7 @@ def test_steps_that_are_trained_again_are_written_once(tmp_path, torn):
     assert elapsed == sorted(elapsed)
 
 
-def test_what_was_written_behind_the_step_of_a_resume_goes_at_once(tmp_path):
+def test_a_resume_deletes_what_later_steps_had_written(tmp_path):
     path = tmp_path / "metrics.jsonl"
     samples = tmp_path / "samples.jsonl"
     record(path, [1, 2, 3, 4])
@@ -171,13 +171,18 @@ class First(Ordered):
         super().__init__(folder, word)
 
 class Everything(TrainerCallback):
-    def __init__(self, tokenizer, processing_class, folder, train_dataset, eval_dataset, prompts, generate, trainer):
+    def __init__(self, tokenizer, processing_class, folder, train_dataset, eval_dataset, prompts,
+                 generate, trainer):
         prompts = list(prompts)
-        found = [len(tokenizer), processing_class is tokenizer, len(train_dataset), len(eval_dataset), prompts[0]]
-        self.path, self.found, self.prompts, self.generate = Path(folder) / "found.json", found, prompts, generate
+        self.path = Path(folder) / "found.json"
+        self.prompts = prompts
+        self.generate = generate
+        self.found = [len(tokenizer), processing_class is tokenizer]
+        self.found += [len(train_dataset), len(eval_dataset), prompts[0]]
         self.trainer = trainer
     def on_train_begin(self, args, state, control, model=None, **more):
-        self.found += [self.generate(model, self.prompts, max_new_tokens=3, temperature=0), model is self.trainer.model]
+        texts = self.generate(model, self.prompts, max_new_tokens=3, temperature=0)
+        self.found += [texts, model is self.trainer.model]
         self.path.write_text(json.dumps(self.found))
 
 class Open(TrainerCallback):
@@ -215,7 +220,7 @@ SHORT = (
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
-    """The example project and some callbacks more, importable."""
+    """The example project and some more callbacks, importable."""
     (tmp_path / "others.py").write_text(OTHERS)
     monkeypatch.syspath_prepend(str(EXAMPLE))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -298,7 +303,7 @@ def test_a_callback_is_served_what_it_names(train, mine, tmp_path):
 
 @pytest.mark.slow
 def test_callbacks_come_as_they_are_listed(train, mine):
-    """The one that asks for the trainer waits for it, and comes behind the others."""
+    """The one that asks for the trainer waits for it, and comes after the others."""
     words = []
     for name, target in {"b": "First", "c": "Ordered", "a": "First"}.items():
         words += [f"callback.{name}._target_=others.{target}", f"callback.{name}.word={name}"]
@@ -330,7 +335,7 @@ def test_early_stopping_and_samples_work_side_by_side(train):
         ),
     )
     done = train(*words, "trainer.args.load_best_model_at_end=true", "learning_rate=1e-3")
-    # a loss that falls is worse, as it was asked for
+    # greater_is_better is typed, so a falling loss is worse
     assert done.code == 0
     assert done.run.status()["step"] == 2
     rows = [
@@ -394,7 +399,7 @@ def test_options_of_callbacks_combine():
     ]
 
 
-def test_prompts_of_ones_own_need_no_held_out_rows(capsys):
+def test_typed_prompts_need_no_held_out_rows(capsys):
     words = [
         "callback=samples",
         "callback.samples.prompts=[hello]",
@@ -430,7 +435,7 @@ def test_an_experiment_is_tried_in_two_steps_and_learns_eight_rows_by_heart(trai
 # --- A reference that a callback moves ------------------------------------------------------------
 
 
-def test_a_reference_that_a_callback_moves_is_held_and_asked_in_each_step():
+def test_a_reference_that_a_callback_updates_is_kept_and_used_in_each_step():
     cfg = compose(["trainer=dpo", "callback=sync_ref_model"]).cfg
     args = {"disable_dropout": True, "max_steps": 100}
     args |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}

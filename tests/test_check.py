@@ -155,7 +155,7 @@ def test_every_field_of_a_real_config_is_good(name):
         values = real(output_dir="x", use_cpu=True, bf16=False).to_dict()
     # ours, or filled in
     settings_kept = ("output_dir", "disable_tqdm", "seed", "hub_token", "accelerator_config")
-    # likewise, and TRL takes it only without steps_per_generation
+    # likewise; TRL accepts it only without steps_per_generation
     settings_kept += ("generation_batch_size",)
     plain = {
         key: value
@@ -240,10 +240,10 @@ MISSPELLINGS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MISSPELLINGS)
-def test_every_misspelt_field_is_found_and_nearly_every_one_is_corrected(kind):
+def test_misspelt_fields_are_found_and_nearly_all_corrected(kind):
     fields = read_signature("trl.DPOConfig").parameters
     usual = {name: field.default for name, field in fields.items()}
-    # Values that the field takes, because a value that it refuses is not sent there.
+    # Valid values, because an invalid one is not suggested for the field.
     values = {name: None if default is UNKNOWN else default for name, default in usual.items()}
     wrong = {}
     for name in fields:
@@ -328,7 +328,7 @@ def test_a_key_is_sent_where_it_belongs(path, expected, fix):
         ),
         ("weight_deacy", 0.1, "trainer.args.weight_decay=0.1"),  # and not weight=0.1
         ("warmup_ratio", 1.5, "trainer.args.warmup_steps=0.1"),
-        ("model__ns_steps", 0, "leave ns_steps out"),  # which looks like save_steps, but not much
+        ("model__ns_steps", 0, "leave ns_steps out"),  # only slightly similar to save_steps
     ],
 )
 def test_no_value_is_sent_where_it_would_be_refused(path, value, fix):
@@ -352,7 +352,7 @@ def test_rows_that_are_tokens_only_in_a_batch_are_not_grouped_by_length(name, fo
     assert faults(good(trainer__args__train_sampling_strategy="group_by_length")) == []
 
 
-def test_a_key_without_any_likeness_lists_what_there_is():
+def test_a_key_unlike_any_other_lists_the_options():
     fault = only(good(model__xyzzy=1))
     assert fault.expected.startswith("one of ")
     assert fault.fix == "leave xyzzy out"
@@ -584,8 +584,8 @@ def test_keys_and_values_inside_a_typed_mapping(tmp_path, monkeypatch):
     assert where == ["dataset.columns.prompt", "dataset.columns.chosn"]
 
 
-def test_what_is_known_of_fields_is_of_fields_that_there_are():
-    """A field that a library has renamed would lose its range, or be served, in silence."""
+def test_every_field_in_our_tables_exists():
+    """If a library renamed a field, its check would silently be lost."""
     shipped = {}
     for file in (ROOT / "conf").rglob("*.yaml"):
         for _, node in nodes(yaml.safe_load(file.read_text()) or {}):
@@ -825,7 +825,7 @@ def test_targets_that_may_run(target):
 
 
 def test_a_launcher_is_the_function_of_its_module(tmp_path, monkeypatch):
-    """So that one more is a module in ``runner/launch/`` and a file in ``conf/launcher/``."""
+    """So a new launcher is a module in ``runner/launch/`` and a file in ``conf/launcher/``."""
     assert is_allowed("runner.launch.slurm.slurm", launcher=True)
     assert not is_allowed("runner.launch.slurm.slurm")
     for other_words in (
@@ -884,7 +884,7 @@ def test_a_target_that_does_not_exist(target, fix):
         ("trainer__args__model_init_kwargs", {"trust_remote_code": True}),
     ],
 )
-def test_what_runs_or_publishes_must_be_typed(path, value):
+def test_values_that_run_code_or_publish_must_be_typed(path, value):
     cfg = good(**{path: value})
     dotted = path.replace("__", ".")
     if isinstance(value, dict):
@@ -970,8 +970,8 @@ ELSEWHERE = (
 @pytest.mark.parametrize(
     ("address", "is_risky"), [*((a, False) for a in HERE), *((a, True) for a in ELSEWHERE)]
 )
-def test_what_is_sent_to_another_machine_must_be_typed(address, is_risky):
-    """What cannot be read as an address of this machine, by the one way in which all clients read it, is none."""
+def test_an_address_of_another_machine_must_be_typed(address, is_risky):
+    """A text that clients do not read as an address of this machine is not one."""
     dangers = find_dangers({"trainer": {"args": {"vllm_server_base_url": address}}})
     assert [fault.where for fault in dangers] == (
         ["trainer.args.vllm_server_base_url"] if is_risky else []
@@ -981,7 +981,7 @@ def test_what_is_sent_to_another_machine_must_be_typed(address, is_risky):
 @pytest.mark.parametrize(
     "host", ["http://127.0.0.1", "127.0.0.1/x", "evil.example://localhost", "evil.example"]
 )
-def test_what_is_more_than_a_host_of_this_machine_must_be_typed(host):
+def test_more_than_a_host_of_this_machine_must_be_typed(host):
     [fault] = find_dangers({"trainer": {"args": {"vllm_server_host": host}}})
     assert fault.where == "trainer.args.vllm_server_host"
     assert not list(find_dangers({"trainer": {"args": {"vllm_server_host": "127.0.0.1"}}}))
@@ -1089,7 +1089,7 @@ def test_a_secret_under_a_misspelt_key_is_not_repeated_either():
         ("model__path", "hf-internal-testing/tiny-random-model"),
     ],
 )
-def test_what_only_looks_like_a_secret(path, value):
+def test_texts_that_only_resemble_secrets_are_allowed(path, value):
     assert faults(good(**{path: value})) == []
 
 
@@ -1118,7 +1118,7 @@ JUNK = (None, [{}], {"_target_": None}, {3: 4}, math.nan, "???")
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("junk", JUNK, ids=str)
-def test_nothing_that_stands_anywhere_breaks_the_check(junk):
+def test_no_value_in_any_place_breaks_the_check(junk):
     for path in paths(good("GRPO")):
         cfg = good("GRPO")
         put(cfg, path, junk)

@@ -66,7 +66,7 @@ def checkpoint(root, step):
     return folder
 
 
-def test_older_checkpoints_go_after_the_new_one_is_sealed_and_the_best_stays(tmp_path):
+def test_old_checkpoints_go_after_the_new_seal_but_the_best(tmp_path):
     keeper = Seal(2, steps_to_notice())
     args = SimpleNamespace(output_dir=str(tmp_path), process_index=0, world_size=1)
     for step in (1, 2, 3, 4):
@@ -108,9 +108,7 @@ def test_a_checkpoint_from_before_the_first_sick_step_stays_until_the_sickness_i
     ("keep", "best", "remaining"),
     [(2, 1, [1, 9]), (2, 8, [8, 9]), (3, None, [7, 8, 9]), (1, 9, [9])],
 )
-def test_a_finished_run_has_no_more_checkpoints_than_it_may_and_the_best_of_them(
-    tmp_path, keep, best, remaining
-):
+def test_a_finished_run_keeps_its_limit_and_the_best_checkpoint(tmp_path, keep, best, remaining):
     for step in range(1, 10):
         seal(checkpoint(tmp_path, step))
     rotate(tmp_path, keep, best and f"checkpoint-{best}")
@@ -192,7 +190,7 @@ def test_each_form_of_a_checkpoint_says_what_it_lacks(tmp_path, form):
         assert find_unsaved(**TRAINED, checkpoint=folder) == ([lacking] if lacking else [])
 
 
-def test_only_the_weights_that_an_optimizer_moves_must_be_there(tmp_path):
+def test_only_trained_weights_must_be_in_a_checkpoint(tmp_path):
     model = get_peft_model(
         letter_model(),
         LoraConfig(target_modules=["q_proj"], use_dora=True, modules_to_save=["lm_head"]),
@@ -204,7 +202,7 @@ def test_only_the_weights_that_an_optimizer_moves_must_be_there(tmp_path):
     assert find_unsaved(model, optimizer, tmp_path) == ["base_model.model.model.norm.weight"]
 
 
-def test_what_makes_a_learnt_prompt_goes_on_as_it_was(tmp_path):
+def test_the_encoder_of_a_learnt_prompt_resumes_unchanged(tmp_path):
     config = PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=2, encoder_hidden_size=4)
     model = get_peft_model(letter_model(), config)
     accelerator = SimpleNamespace(unwrap_model=lambda model: model)

@@ -1,4 +1,4 @@
-"""Nothing is deleted that was not listed, is live, or lies elsewhere; what stays is whole, whatever stopped a clean."""
+"""Only listed, dead runs of this group are deleted; the rest stays whole, whatever stops it."""
 
 import io
 import os
@@ -27,7 +27,9 @@ FIRST, SECOND, THIRD = (f"kl-{kl}+lr-0.0001+seed-0" for kl in (0.1, 0.2, 0.3))
 
 @pytest.fixture
 def group(tmp_path, monkeypatch) -> Path:
-    """Two finished runs with a model, and a failed one, each with three checkpoints, the first of them the best."""
+    """Two finished runs with a model and a failed one, each with three checkpoints, of which the
+    first is best.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep_page.plot_sweep, "sweep_pictures", lambda summary: [])
     for run in lay_sweep(GROUP, RUNS).iterdir():
@@ -52,7 +54,7 @@ def checkpoints(name: str) -> list[str]:
     return sorted(os.listdir(GROUP / name / "checkpoints"))
 
 
-def test_it_lists_first_and_deletes_only_when_it_is_told_to(group, capsys, monkeypatch):
+def test_it_deletes_only_on_request_what_it_lists_first(group, capsys, monkeypatch):
     before = files_of(group.parent)
     assert main(["clean", "kl", "where=state=failed"]) == 0
     stdout = capsys.readouterr().out
@@ -93,7 +95,7 @@ def test_the_newest_checkpoint_is_whole_before_others_go(group, capsys):
     assert len(checkpoints(THIRD)) == 3
 
 
-def test_what_a_report_makes_again_goes(group, capsys):
+def test_files_that_a_report_can_make_again_are_deleted(group, capsys):
     before = files_of(group)
     assert main(["report", "kl"]) == main(["report", f"kl/{FIRST}"]) == 0
     assert main(["clean", "kl", "keep=runs", "yes=true"]) == 0
@@ -115,7 +117,7 @@ def test_a_live_run_is_not_touched(group, capsys, monkeypatch):
     assert "held by pid" in stdout
     begun = _deletion.locked
 
-    # somebody else begins with it between the list and the deletion, and lets go again
+    # somebody else locks it between the list and the deletion, and unlocks it again
     def meanwhile(run):
         set_status(run.folder, state="interrupted")
         return begun(run)
@@ -155,7 +157,7 @@ def test_a_run_that_is_named_twice_or_gone_meanwhile_is_not_made_again(group, ca
     ]
 
 
-def test_it_is_told_which_run_builds_on_one_that_goes(group, capsys):
+def test_a_run_that_builds_on_a_deleted_one_is_named(group, capsys):
     write(
         group / SECOND / "manifest.json", {"uses": {"model.path": str((group / FIRST).absolute())}}
     )
@@ -195,7 +197,7 @@ def test_the_folder_of_a_tracker_is_deleted_with_its_run(group, tracker):
     assert not (group / FIRST).exists()
 
 
-def test_what_no_run_writes_is_not_deleted(group, capsys):
+def test_files_that_no_run_writes_are_not_deleted(group, capsys):
     (group / FIRST / "thesis.tex").write_text("mine")
     (group / SECOND / ".notes").write_text("mine")
     (group / "thesis.tex").write_text("mine")

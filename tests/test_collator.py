@@ -1,4 +1,4 @@
-"""Collators: the one that ships by hand, one of the user's own around the trainer's, with several trainers."""
+"""Collators: the shipped one by hand, and a user's own around those of several trainers."""
 
 import functools
 
@@ -23,7 +23,7 @@ def batch(rows):
     }
 
 
-def test_buckets_pad_each_part_with_what_means_nothing():
+def test_buckets_pad_each_part_with_a_neutral_value():
     padded = Buckets(batch, pad_token_id=3, lengths=[8, 4])([])
     assert padded["input_ids"].tolist() == [[5, 6, 7, 3], [8, 9, 0, 3]]
     assert padded["labels"].tolist() == [[-100, 6, 7, -100], [8, 9, -100, -100]]
@@ -31,7 +31,7 @@ def test_buckets_pad_each_part_with_what_means_nothing():
     assert padded["ref_logps"].tolist() == [1.0, 2.0]
 
 
-def test_what_is_longer_than_all_buckets_stays():
+def test_rows_longer_than_all_buckets_keep_their_length():
     assert Buckets(batch, pad_token_id=3, lengths=[2])([])["input_ids"].shape == (2, 3)
 
 
@@ -60,7 +60,8 @@ class Watching:
 
     def __call__(self, rows):
         made = self.inner(rows)
-        Path(self.into).write_text(json.dumps({name: list(part.shape) for name, part in made.items()}))
+        shapes = {name: list(part.shape) for name, part in made.items()}
+        Path(self.into).write_text(json.dumps(shapes))
         return made
 
 class Alone:
@@ -70,7 +71,8 @@ class Alone:
     def __call__(self, rows):
         import torch
         longest = max(len(row["input_ids"]) for row in rows)
-        ids = [row["input_ids"] + [self.pad_token_id] * (longest - len(row["input_ids"])) for row in rows]
+        ids = [row["input_ids"] for row in rows]
+        ids = [row + [self.pad_token_id] * (longest - len(row)) for row in ids]
         labels = [row["labels"] + [-100] * (longest - len(row["labels"])) for row in rows]
         mask = [[1] * len(row["labels"]) + [0] * (longest - len(row["labels"])) for row in rows]
         made = {"input_ids": ids, "labels": labels, "attention_mask": mask}
@@ -137,7 +139,7 @@ def test_batches_are_padded_to_a_multiple(words):
 @pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["sft", "dpo"])
-def test_a_collator_of_ones_own_comes_around_the_trainers(train, mine, plain, tmp_path, trainer):
+def test_a_user_collator_wraps_the_trainers(train, mine, plain, tmp_path, trainer):
     words = (
         f"trainer={trainer}",
         "collator._target_=my_collators.Watching",
@@ -148,10 +150,10 @@ def test_a_collator_of_ones_own_comes_around_the_trainers(train, mine, plain, tm
 
 
 @pytest.mark.slow
-def test_a_collator_of_ones_own_takes_the_place_of_the_trainers(train, mine, plain):
+def test_a_user_collator_replaces_the_trainers(train, mine, plain):
     words = ("trainer=sft", "collator._target_=my_collators.Alone", "allow=[my_collators]")
     assert losses(train(*words, *SMALL)) == plain("sft")
-    # and with weights, which come around it
+    # and with weights, whose collator wraps it
     assert losses(
         train(*words, "weight=pattern", "weight.pattern=nowhere", *SMALL, name="weighed")
     ) == plain("sft")

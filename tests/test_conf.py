@@ -1,4 +1,4 @@
-"""The menu, globbed: every option composes and passes the check, and every run line is a command that composes."""
+"""Every option of the menu composes and passes the check, and every run line composes."""
 
 import re
 import shlex
@@ -33,7 +33,9 @@ def run_lines(path: Path) -> list[str]:
     ]
 
 
-LINES = [(path, line) for path in FILES for line in run_lines(path)]
+LINES = []
+for path in FILES:
+    LINES += [(path, line) for line in run_lines(path)]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(MENU)))
@@ -61,7 +63,8 @@ def test_every_run_line_composes_and_passes_the_check(path, line):
 )
 def test_every_experiment_says_what_it_costs_and_what_came_out(path):
     text = path.read_text()
-    assert "# cost:" in text and "# result:" in text
+    assert "# cost:" in text
+    assert "# result:" in text
     assert f"experiment={path.stem}" in text
 
 
@@ -69,7 +72,7 @@ def test_every_experiment_says_what_it_costs_and_what_came_out(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", sorted({trainer for trainer, _ in fitting_pairs()}))
 def test_every_trainer_runs_as_typed_on_every_dataset_whose_rows_fit(trainer):
-    """What ships is run elsewhere; ``tests/fault/pairs.py`` trains all of them."""
+    """Shipped rows are trained elsewhere; ``tests/fault/pairs.py`` trains all pairs."""
     datasets = [
         dataset
         for name, dataset in fitting_pairs()
@@ -92,17 +95,17 @@ def test_the_missions_line_needs_nothing_but_bitsandbytes(capsys, monkeypatch, t
         libraries, "find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name)
     )
     assert main([*MISSION, "peft=lora", "quant=4bit"]) == 5
-    said = capsys.readouterr().err
-    assert said.count("found") == 1
-    assert "pip install 'bitsandbytes>=" in said
+    stderr = capsys.readouterr().err
+    assert stderr.count("found") == 1
+    assert "pip install 'bitsandbytes>=" in stderr
     assert main(["trainer=grpo", "dataset=gsm8k", "quant=none", "--dry-run"]) == 0
     monkeypatch.setattr(
         libraries, "find_spec", lambda name: None if name == "math_verify" else find_spec(name)
     )
     assert main(["trainer=grpo", "dataset=gsm8k"]) == 5
-    said = capsys.readouterr().err
-    assert said.count("found") == 1
-    assert "pip install 'math-verify>=" in said
+    stderr = capsys.readouterr().err
+    assert stderr.count("found") == 1
+    assert "pip install 'math-verify>=" in stderr
     assert not Path("outputs").exists()
 
 
@@ -132,7 +135,7 @@ def test_the_reward_to_type_fits_the_rows(rows, first, tmp_path):
     compose_runs([*words, error.value.faults[0].fix])
 
 
-def test_a_reward_typed_alone_takes_the_place_of_the_datasets():
+def test_a_typed_reward_replaces_that_of_the_dataset():
     (composed,) = compose_runs(["trainer=grpo", "reward._target_=runner.reward.rule.length"])
     assert composed.cfg["reward"] == {"_target_": "runner.reward.rule.length"}
     with pytest.raises(ConfigError) as error:
@@ -147,28 +150,22 @@ def test_a_reward_typed_alone_takes_the_place_of_the_datasets():
 
 
 def listed_names() -> set[str]:
-    """The targets that conf/README.md promises; a name without dots is of the module of the one before it."""
-    text = (
-        (MENU / "README.md")
-        .read_text()
-        .partition("## Names that your files may hold")[2]
-        .partition("## Changes")[0]
-    )
-    found: list[str] = []
+    """The targets promised in conf/README.md; a name without dots is of the module before it."""
+    page = (MENU / "README.md").read_text()
+    _, _, text = page.partition("## Names that your files may hold")
+    text, _, _ = text.partition("## Changes")
+    names: list[str] = []
     for name in re.findall(r"`([A-Za-z][\w.]+)`", text):
         if "." in name:
-            found.append(name)
-        elif found:
-            found.append(f"{found[-1].rpartition('.')[0]}.{name}")
-    return set(found)
+            names.append(name)
+        elif names:
+            names.append(f"{names[-1].rpartition('.')[0]}.{name}")
+    return set(names)
 
 
-def test_every_target_of_the_menu_is_a_promised_name_and_every_promised_name_is_there():
-    used = {
-        name
-        for path in FILES
-        for name in re.findall(r"_target_: (runner\.[\w.]+)", path.read_text())
-    }
+def test_targets_of_the_menu_are_promised_and_promised_names_exist():
+    text = "\n".join(path.read_text() for path in FILES)
+    used = set(re.findall(r"_target_: (runner\.[\w.]+)", text))
     assert used <= listed_names()
     assert not [name for name in listed_names() if find_definition(name) is None]
 
@@ -184,8 +181,8 @@ class NextConfig(TrainingArguments):
 
 class NextTrainer(Trainer):
     def __init__(
-        self, model=None, args: NextConfig = None, train_dataset=None, eval_dataset=None, processing_class=None,
-        callbacks=None, reward_funcs=None, peft_config=None
+        self, model=None, args: NextConfig = None, train_dataset=None, eval_dataset=None,
+        processing_class=None, callbacks=None, reward_funcs=None, peft_config=None
     ):
         ...
 """
@@ -219,15 +216,15 @@ trainer:
     ],
 )
 def test_a_trainer_that_comes_next_month_is_one_file(tmp_path, monkeypatch, words, fix):
-    """A new trainer of a new config is composed and checked like the others, from its YAML and its signature alone."""
+    """A new trainer with a new config is composed and checked from its YAML and signature alone."""
     monkeypatch.chdir(tmp_path)
     Path("next_month.py").write_text(NEXT_MONTH)
     option = tmp_path / "folder" / "trainer" / "next.yaml"
     option.parent.mkdir(parents=True)
     option.write_text(NEXT_YAML)
-    found = []
+    faults = []
     try:
         compose_runs(["trainer=next", "allow=[next_month]", *words], [tmp_path / "folder"])
     except ConfigError as error:
-        found = error.faults
-    assert [fault.fix.startswith(fix) for fault in found] == ([True] if fix else []), found
+        faults = error.faults
+    assert [fault.fix.startswith(fix) for fault in faults] == ([True] if fix else []), faults

@@ -1,4 +1,7 @@
-"""Composition: every key may be typed, every fault is told at once, and nodes become objects in one place."""
+"""Composition.
+
+Every key may be typed, all faults are reported at once, nodes become objects in one place.
+"""
 
 from dataclasses import fields
 
@@ -53,7 +56,7 @@ def test_a_trainer_without_a_kl_coefficient_refuses_one():
         config.compose(["trainer=sft", "kl_coef=0.1"])
 
 
-def test_missing_options_are_told_together_with_the_nearest():
+def test_missing_options_are_reported_together_with_the_nearest():
     with pytest.raises(ConfigError) as error:
         config.compose(["trainer=dop", "dataset=toy_reveiws", "peft=lora"])
     assert [fault.where for fault in error.value.faults] == ["trainer", "dataset"]
@@ -80,7 +83,7 @@ def test_missing_options_are_told_together_with_the_nearest():
         ),
     ],
 )
-def test_classes_and_vectors_of_texts_are_refused_in_words(capsys, word, where, message):
+def test_classes_and_vectors_of_texts_are_refused(capsys, word, where, message):
     assert main([word, "metric=none", "--dry-run"]) == 2
     err = capsys.readouterr().err
     assert f"  {where}\n" in err
@@ -89,7 +92,10 @@ def test_classes_and_vectors_of_texts_are_refused_in_words(capsys, word, where, 
 
 
 def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
-    """The last would win in silence; typed or in a file, and of a group that names its parts they go together."""
+    """Otherwise the last one would win silently.
+
+    Options of a group that names its parts do combine.
+    """
     with pytest.raises(ConfigError) as caught:
         config.compose(
             [
@@ -299,19 +305,19 @@ def test_a_batch_that_cannot_be_shared_is_refused(words, where, fix):
 
 
 @pytest.mark.parametrize(("words", "expected"), [([], None), (["peft.r=4"], {"r": 4})])
-def test_what_an_experiment_sets_of_its_option_goes_with_the_option(words, expected):
+def test_settings_of_an_option_go_with_the_option(words, expected):
     peft = config.compose(["experiment=ppo_pythia_tldr", "peft=none", *words]).cfg["peft"]
     assert peft == (expected and {"target_modules": ["query_key_value"]} | expected)
 
 
-# --- speed=max --------------------------------------------------------------------------------------
+# --- speed=max ------------------------------------------------------------------------------------
 
 GROUPED = "trainer.args.train_sampling_strategy=group_by_length"
 
 
 @pytest.fixture
 def chosen(monkeypatch):
-    """The names that speed=max sets among the trainer's arguments, on GPUs of a compute capability."""
+    """The arguments that speed=max sets on GPUs of a compute capability."""
 
     def call(*words, capability=0.0):
         monkeypatch.setattr(speed, "compute_capability", lambda: capability)
@@ -364,7 +370,7 @@ def test_a_run_is_the_same_whether_speed_or_the_user_has_set_it():
     assert default.text == "random"
 
 
-def test_another_speed_is_a_fault_that_names_the_one_there_is():
+def test_another_speed_is_a_fault_that_names_max():
     for word, where, fix in [
         ("speed=fast", "speed", "speed=max"),
         ("speed.x=true", "speed.x", "trainer.args.x="),
@@ -382,7 +388,7 @@ def test_each_speed_is_a_field_of_some_trainer():
     assert set(read_options("speed")["max"]) <= fields
 
 
-def test_a_name_in_any_letters_stands_in_a_list_and_as_a_key_in_a_file(tmp_path):
+def test_a_name_in_any_script_may_be_in_a_list_or_a_key(tmp_path):
     (tmp_path / "experiment").mkdir()
     text = (
         "# @package _global_\nname: x\ndataset:\n  split:\n"
@@ -412,19 +418,24 @@ def test_keys_and_arguments_of_an_experiment_are_read_by_name():
     assert (experiment.name, experiment.seed) == ("dpo-tiny-toy", 0)
     assert (experiment.trainer.target, experiment.trainer.form) == ("trl.DPOTrainer", "preference")
     assert experiment.trainer.args["_target_"] == "trl.DPOConfig"
-    assert "form" not in experiment.trainer.arguments and "args" in experiment.trainer.arguments
+    assert "form" not in experiment.trainer.arguments
+    assert "args" in experiment.trainer.arguments
     assert experiment.launcher.num_processes == experiment.launcher.all_processes == 2
-    assert experiment.tolerate.truncated == 0.5 and experiment.on_sick == "rollback"
+    assert experiment.tolerate.truncated == 0.5
+    assert experiment.on_sick == "rollback"
     assert experiment.peft is experiment.quant is experiment.loss is None
 
 
-def test_what_an_earlier_version_did_not_write_has_its_default_and_what_it_had_besides_is_ignored():
+def test_configs_of_earlier_versions_get_defaults_and_lose_unknown_keys():
     old = {"name": "old", "gone": 3, "trainer": {"form": "prompt", "head": "lm", "gone": True}}
     experiment = Experiment.read(old)
     assert experiment.attempts == Experiment.attempts == 4
-    assert experiment.output_root == "outputs" and experiment.tolerate.truncated == 0.1
-    assert experiment.trainer.evaluates and experiment.launcher.num_processes == 1
-    assert experiment.tracker.report_to == "none" and experiment.rewards == {}
+    assert experiment.output_root == "outputs"
+    assert experiment.tolerate.truncated == 0.1
+    assert experiment.trainer.evaluates
+    assert experiment.launcher.num_processes == 1
+    assert experiment.tracker.report_to == "none"
+    assert experiment.rewards == {}
 
 
 def test_null_is_not_the_default_of_a_key_that_may_be_null():
@@ -448,7 +459,7 @@ def test_the_name_of_an_alarm_is_a_key_of_tolerate_too():
     )
 
 
-def test_the_menu_repeats_no_default_of_ours_otherwise_than_it_is_declared():
+def test_defaults_repeated_in_the_menu_equal_the_declared_ones():
     menu = read_yaml(MENU / "config.yaml")
     declared = {
         key.name: key.default for key in fields(Experiment) if key.init and key.name != "name"

@@ -1,4 +1,7 @@
-"""A part of ``fault/resume``: what may change between a run and one that goes on from it, and that nothing else may."""
+"""The changes allowed between a run and one that resumes it, and nothing else.
+
+A part of ``fault/resume``.
+"""
 
 import sys
 from pathlib import Path
@@ -116,8 +119,8 @@ def test_a_longer_run_keeps_to_when_the_reference_is_computed(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize("trainer", ["sft", "dpo", "grpo"])
-def test_what_the_runner_sets_against_the_library_is_known(tmp_path, trainer):
-    """To name the library's own default would be a change, which its signature does not tell."""
+def test_fields_that_the_runner_overrides_are_listed(tmp_path, trainer):
+    """Naming the library's own default would be a change, which its signature does not show."""
     cfg = laid(composed(trainer), tmp_path)
     ours = build_args(Run(Path(cfg["resume"])))
     arguments = {
@@ -143,7 +146,7 @@ def interrupted(tmp_path_factory, warm):
         ("grpo", ("trainer.args.max_steps=10",)),
     ],
 )
-def test_a_run_that_goes_on_ends_as_if_it_had_always_been_so(interrupted, trainer, change):
+def test_a_resumed_run_ends_as_if_the_change_had_always_been_there(interrupted, trainer, change):
     assert differs(interrupted, trainer, change) == ""
 
 

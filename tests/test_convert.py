@@ -33,7 +33,7 @@ def system(text):
 
 
 def converted(row, to, system=None, form=None, **kwargs):
-    """The rows that one row becomes, read the way a source of such rows would be read."""
+    """The rows made of one row, read as a source of such rows is."""
     layout = read_layout(row, row, form=form, given=kwargs, to=to)
     return convert(row, layout, to, system)
 
@@ -57,7 +57,7 @@ PAIR = {
         {"prompt": Q, "completion": B, "label": False},
     ],
     "prompt": [{"prompt": Q, "reference": "4"}],
-}  # what a pair of answers to Q becomes
+}  # the conversions of a pair of answers to Q
 
 # A raw row, its form, and what it becomes in each trainer form that it can feed.
 CELLS = {
@@ -253,7 +253,7 @@ CELLS = {
 
 
 def answers(wanted):
-    """What metrics read: the judged answers, or what is to be imitated, cut before its last turn."""
+    """The answers that metrics read: the judged ones, or those to imitate, from their last turn."""
     if "unpaired" in wanted:
         return {"answer": wanted["unpaired"]}
     rows = [dict(row) for row in wanted.get("demonstration", []) if "input_ids" not in row]
@@ -295,7 +295,7 @@ def test_the_table_of_arrows():
 
 
 @pytest.mark.parametrize("form", [*FORMS, "promt", "stepwise"])
-def test_a_trainer_eats_one_of_its_forms(form):
+def test_a_trainer_takes_one_of_its_forms(form):
     advice = [fault.fix for fault in find_mismatches(compose([f"trainer.form={form}"]).cfg, {})]
     fixes = {
         "text": "demonstration",
@@ -373,7 +373,7 @@ def test_a_column_that_only_happens_to_be_called_history_or_context_is_left_out(
 @pytest.mark.parametrize(
     "answers", [{"text": ["4", "four"], "answer_start": [0, 1]}, ["4", "four"], "4"]
 )
-def test_what_is_read_before_a_question_is_part_of_it(answers):
+def test_context_before_a_question_is_part_of_it(answers):
     row = {"context": "Maths.", "question": "2+2?", "answers": answers, "title": "T"}
     assert converted(row, "demonstration") == [
         {"prompt": [user("2+2?\n\nMaths.")], "completion": A}
@@ -386,13 +386,13 @@ def test_what_is_read_before_a_question_is_part_of_it(answers):
     ]
 
 
-def test_a_third_text_beside_a_pair_leaves_its_question_there():
+def test_a_third_text_beside_a_pair_does_not_replace_its_question():
     row = {"question": "2+2?", "chosen": "4", "rejected": "5", "reference": "four"}
     assert converted(row, "preference") == [{"prompt": Q, "chosen": A, "rejected": B}]
     assert converted(row, "triple")[0]["prompt"] == Q
 
 
-def test_a_label_beside_messages_counts_only_where_it_is_learnt_from():
+def test_a_label_beside_messages_counts_only_for_trainers_of_labels():
     assert converted({"conversations": LONG + B, "label": False}, "unpaired") == [
         {"prompt": LONG, "completion": B, "label": False}
     ]
@@ -428,7 +428,7 @@ def test_calls_of_tools_in_text_are_turns_that_call_them():
 
 @pytest.mark.parametrize("extra", [{}, {"id": "1", "type": "function"}])
 def test_the_arguments_of_a_call_become_a_mapping(extra):
-    """As they go over the wire, alone, in the older form, as one text, or under another name."""
+    """Arguments come as on the wire, alone, in the older form, as one text, or by another name."""
     call = {"name": "add", "arguments": {"a": 2}}
     wire = call | {"arguments": '{"a": 2}'}
     called = bot("") | {"tool_calls": [{"type": "function", "function": call} | extra]}
@@ -469,7 +469,7 @@ def test_a_prompt_is_never_passed_over_for_another_name():
     assert converted(row, "prompt") == [{"prompt": Q}]
 
 
-def test_the_form_that_fits_the_trainer_is_read_where_two_are_there():
+def test_of_two_forms_the_one_that_fits_the_trainer_is_read():
     row = {"prompt": "2+2=", "text": "2+2=4"}
     assert converted(row, "prompt") == [{"prompt": "2+2="}]
     assert converted(row, "demonstration") == [{"text": "2+2=4"}]
@@ -605,7 +605,7 @@ def test_a_question_beside_answers_without_it():
     ("chosen", "rejected", "cut"),
     [
         ("Who?\nAnna", "Who?\nAnnie", "Who?"),  # half a name would be in the prompt
-        ("Who? Ann", "Who? Ann left", "Who?"),  # one goes on where the other ends
+        ("Who? Ann", "Who? Ann left", "Who?"),  # one continues where the other ends
         ("Q: 2+2 A: 4", "Q: 2+2 A: 5", "Q: 2+2 A:"),
         ("\n\nHuman: hi\n\nAssistant: Well, yes", "\n\nHuman: hi\n\nAssistant: Well, no", None),
     ],
@@ -714,7 +714,7 @@ def test_the_margin_of_a_pair_is_a_number(margin, is_good, caplog):
         convert(row, layout, "preference")
 
 
-def test_a_reward_that_asks_for_what_is_not_there():
+def test_a_reward_that_takes_a_missing_column_is_refused():
     with pytest.raises(DataError) as caught:
         kept({"question": "2+2?", "answer": "4"}, "prompt", ["anwser"])
     assert caught.value.faults[0].fix == "a reward that asks for answer"
@@ -777,7 +777,7 @@ def test_a_part_that_is_no_mapping_is_refused(part):
     assert caught.value.faults[0].expected == "a part with type and text"
 
 
-def test_what_nobody_answered_is_a_prompt():
+def test_a_conversation_without_an_answer_is_a_prompt():
     assert converted({"messages": LONG}, "prompt") == [{"prompt": LONG, "reference": None}]
 
 
@@ -849,7 +849,7 @@ def test_bad_rows_are_raised_together_and_the_first_five_are_shown():
     ]
 
 
-def test_bad_rows_may_be_left_out_and_are_told(caplog):
+def test_bad_rows_may_be_left_out_and_are_reported(caplog):
     rows = [ROWS[0], ROWS[1] | {"target": " "}, ROWS[2]]
     made = batched(rows, "demonstration", bad_rows="drop")
     assert [row["completion"][0]["content"] for row in made] == ["1", "3"]
@@ -857,7 +857,7 @@ def test_bad_rows_may_be_left_out_and_are_told(caplog):
     assert "empty text" in caplog.text
 
 
-def test_what_is_left_out_is_counted(caplog):
+def test_rows_left_out_are_counted(caplog):
     pairs = [{"prompt": Q, "chosen": A, "rejected": rejected} for rejected in (A, B, A)]
     assert len(batched(pairs, "preference")) == 1
     judged = [{"prompt": Q, "completion": A, "label": label} for label in (True, False)]
@@ -879,7 +879,7 @@ def test_one_column_holds_one_kind():
     assert "plain text" in caught.value.faults[1].expected
 
 
-def test_a_stream_tells_its_bad_rows_with_each_batch():
+def test_a_stream_reports_bad_rows_with_each_batch():
     conversion = Conversion(
         RowRequest(to="demonstration"), RowLayout("text", {"text": "text"}), like={"text": ""}
     )

@@ -1,4 +1,7 @@
-"""A part of ``fault/damage``: damage is named, an older checkpoint is used, and nothing is started over in silence."""
+"""Damage is named, an older checkpoint is used, and nothing silently starts over.
+
+A part of ``fault/damage``.
+"""
 
 import sys
 from pathlib import Path
@@ -10,7 +13,7 @@ sys.path.append(str(Path(__file__).parent / "fault"))
 from damage import KINDS, Sick
 
 pytestmark = pytest.mark.slow
-# One of each way to harm, and of what a file is for.
+# One case for each kind of damage and of file.
 CHOSEN = (
     ("checkpoint", "model.safetensors flipped"),
     ("lost", "all folders removed"),

@@ -1,4 +1,7 @@
-"""What comes from somebody else runs nothing, writes nowhere and sends nothing: a part of ``tests/fault/danger.py``."""
+"""A stranger's files run nothing, write nowhere and send nothing.
+
+A part of ``tests/fault/danger.py``.
+"""
 
 import sys
 from pathlib import Path
@@ -25,11 +28,11 @@ from runner.errors import ConfigError
 
 
 @pytest.mark.slow
-def test_no_dangerous_target_is_allowed_wherever_it_stands():
+def test_no_dangerous_target_is_allowed_anywhere():
     assert list(misses_of_targets()) == []
 
 
-def test_a_yaml_that_a_person_wrote_is_read_as_it_stands(tmp_path):
+def test_a_users_own_yaml_is_read_unchanged(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text("a: &a {x: 1}\nb: {<<: *a, y: [2, '&c', \"!d\"]}\nc: " + "x" * 5000 + "\n")
     assert read_yaml(file) == {"a": {"x": 1}, "b": {"x": 1, "y": [2, "&c", "!d"]}, "c": "x" * 5000}
@@ -64,7 +67,7 @@ def test_references_that_grow_are_refused_however_they_are_spelt(config):
     ("text", "line"),
     [("a: [1, 2\nb: 3\n", 2), ("a:\n  - !!python/name:os.system\n", 2), ("a: &b [*b]\n", 1)],
 )
-def test_a_yaml_that_is_none_is_told_with_its_line(tmp_path, text, line):
+def test_broken_yaml_is_reported_with_its_line(tmp_path, text, line):
     file = tmp_path / "a.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -79,7 +82,7 @@ def test_dangerous_words_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_found_behind_the_door_is_refused_there(tmp_path, warm):
+def test_faults_found_behind_the_door_are_refused_there(tmp_path, warm):
     names = [
         "a folder of pickles",
         "weights in a pickle",
@@ -90,7 +93,7 @@ def test_what_is_found_behind_the_door_is_refused_there(tmp_path, warm):
 
 
 @pytest.mark.slow
-def test_files_of_somebody_else_are_refused(tmp_path):
+def test_files_of_strangers_are_refused(tmp_path):
     assert list(misses_of_files(tmp_path, list(FILES)[::26])) == []
 
 

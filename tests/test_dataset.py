@@ -1,4 +1,4 @@
-"""Rows from files and from the hub: what is read, in which order, what is refused, what is cached."""
+"""Rows from files and from the hub: their content, their order, refusals and the cache."""
 
 import csv
 import functools
@@ -120,7 +120,7 @@ def test_a_packed_file_may_end_in_the_zeros_of_a_tape(tmp_path):
     assert len(train) == 3
 
 
-def test_text_in_csv_stays_as_it_is_written(tmp_path):
+def test_text_in_csv_stays_unchanged(tmp_path):
     text = 'prompt,completion,label\n1+1=, 02,true\nand?,NA,FALSE\n"say ""hi""",None,1\n'
     (tmp_path / "rows.csv").write_text(text)
     train, _ = load_rows(str(tmp_path / "rows.csv"), shuffle=False)
@@ -229,7 +229,7 @@ BROKEN = [
     ("head.csv", b"prompt,completion\n", "", "no rows"),
     ("twice.csv", b"prompt,prompt\na,b\n", ":1", "the column 'prompt' twice"),
     ("latin.csv", "prompt,completion\né,b\n".encode("latin-1"), "", "not UTF-8"),
-    # Without the hour, which would have every process collect another name.
+    # Without a modification time, which would give this case another id in each process.
     ("torn.jsonl.gz", gzip.compress(LINE * 50, mtime=0)[:-12], "", "broken gzip"),
     ("plain.jsonl.gz", LINE, "", "broken gzip"),
     ("turned.parquet", turned_parquet(), "", "broken rows"),
@@ -268,20 +268,17 @@ def packed(suffix, data):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_a_record_in_which_the_look_at_a_file_ends_is_no_fault(tmp_path, suffix):
-    lines = "é" * 700_000 + "\n"  # of two bytes each, and the look ends inside of the third line
+    lines = "é" * 700_000 + "\n"  # of two bytes each; the look ends inside the third line
+    to_json = functools.partial(json.dumps, ensure_ascii=False)
+    short = {"prompt": lines, "completion": " 2"}
+    long = {"prompt": lines * 4, "completion": " 2"}
     texts = {
         "rows.csv": f'prompt,completion\n1+1=, 2\n"{lines * 4}", 3\n',
         "head.csv": f'prompt,"{lines * 4}"\n1+1=, 2\n',
-        "rows.jsonl": json.dumps(exchange(1))
-        + "\n"
-        + json.dumps({"prompt": lines * 4}, ensure_ascii=False)
-        + "\n",
-        "one.jsonl": json.dumps({"prompt": lines * 4, "completion": " 2"}, ensure_ascii=False)
-        + "\n",
-        "rows.json": json.dumps(
-            [{"prompt": lines, "completion": " 2"}] * 4, ensure_ascii=False, indent=1
-        ),
-        "line.json": json.dumps([{"prompt": lines * 4, "completion": " 2"}], ensure_ascii=False),
+        "rows.jsonl": to_json(exchange(1)) + "\n" + to_json({"prompt": lines * 4}) + "\n",
+        "one.jsonl": to_json(long) + "\n",
+        "rows.json": to_json([short] * 4, indent=1),
+        "line.json": to_json([long]),
     }
     for name, text in texts.items():
         path = tmp_path / (name + suffix)
@@ -325,7 +322,7 @@ def test_a_mark_of_byte_order_is_no_fault(tmp_path):
     assert len(load_rows(str(path))[0]) == 1
 
 
-def test_what_only_the_hub_has_is_refused_for_files(file):
+def test_keys_for_the_hub_are_refused_for_files(file):
     where = [fault.where for fault in faults(file, config="main", revision="v1")]
     assert where == ["dataset.config", "dataset.revision"]
 
@@ -377,7 +374,7 @@ def test_named_sets_and_no_training_rows(file):
     assert list(evals) == ["only"]
 
 
-def test_splits_that_are_not_there_are_listed(tmp_path):
+def test_a_missing_split_lists_those_there(tmp_path):
     for name in ("train", "validation"):
         write(tmp_path / f"{name}.jsonl", [exchange(0)])
     (fault,) = faults(tmp_path, split={"train": "train", "eval": "validaton[:5]"})
@@ -416,7 +413,7 @@ def test_training_rows_are_shuffled_before_the_limit(file):
 
 
 def test_an_unknown_use_of_a_source_of_its_own_is_refused(file):
-    """What is typed for it is shown, whatever braces it has."""
+    """The words to type are shown, whatever braces they contain."""
     (fault,) = faults(file, split={"evals": {"_target_": "x", "path": "y"}})
     assert fault.where == "dataset.split"
     assert fault.fix.startswith("dataset.split.eval=")
@@ -428,7 +425,7 @@ def test_limits_are_whole_numbers(file, count):
     assert fault.where == "dataset.limit.eval"
 
 
-def test_held_out_rows_that_are_trained_on_are_told(tmp_path, caplog):
+def test_held_out_rows_that_are_trained_on_are_reported(tmp_path, caplog):
     rows = [exchange(number % 8) for number in range(10)]
     path = write(tmp_path / "rows.jsonl", rows)
     load_rows(path, split={"train": "train[:8]", "eval": "train[7:]"}, to="demonstration")
@@ -467,7 +464,7 @@ def test_bad_rows_have_the_number_that_they_have_in_the_source(tmp_path):
     assert faults(path, bad_rows="keep")[0].where == "dataset.bad_rows"
 
 
-def test_where_no_row_is_left(tmp_path):
+def test_no_row_left_is_a_fault(tmp_path):
     path = write(tmp_path / "rows.jsonl", [exchange(0) | {"completion": ""}] * 2)
     assert faults(path, to="demonstration")[0].found == "2 of 2 rows are bad"
     rows = [exchange(0) | {"label": False}] * 2
@@ -669,13 +666,13 @@ def test_every_batch_of_judged_answers_holds_good_and_bad_ones(tmp_path, batch):
     assert [sum(labels[start : start + 4]) for start in range(0, 40, 4)] == [3] * 10
 
 
-def test_labels_that_are_all_alike_are_told(tmp_path, caplog):
+def test_labels_that_are_all_the_same_are_reported(tmp_path, caplog):
     path = write(tmp_path / "rows.jsonl", [exchange(n) | {"label": True} for n in range(4)])
     load_rows(path, to="unpaired")
     assert "all labels are the same" in caplog.text
 
 
-def test_a_stream_is_converted_as_it_flows(tmp_path):
+def test_a_stream_is_converted_batch_by_batch(tmp_path):
     rows = [exchange(number) | {"extra": 1} for number in range(30)]
     path = write(tmp_path / "rows.jsonl", rows)
     train, evals = load_rows(
@@ -721,7 +718,7 @@ print(json.dumps([len(seen), train._fingerprint, loaded_rows.fingerprint(train),
 
 
 def again(path, home, **how):
-    """What a process of its own loads: batches converted, cache key, content hash, first row."""
+    """The work of a new process: batches converted, cache key, content hash, first row."""
     home.mkdir(exist_ok=True)
     variables = {"HF_HOME": str(home), "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": str(len(how))}
     done = subprocess.run(
@@ -777,7 +774,7 @@ def test_rows_in_memory_convert_too():
 
 
 def load_as_one_of_two(words):
-    """What each of two processes does: say who converts, and which rows it gets."""
+    """The work of each of two processes: report who converts, and the rows."""
     from accelerate import PartialState
 
     batch = Conversion.batch
@@ -930,7 +927,10 @@ MENU = ROOT / "conf" / "dataset"
 
 
 def option(name):
-    """What a file of the menu hands to load_rows: its own keys over those of hub.yaml."""
+    """The arguments that a file of the menu passes to load_rows.
+
+    Its own keys over those of hub.yaml.
+    """
     keys = yaml.safe_load((MENU / "hub.yaml").read_text())
     keys |= yaml.safe_load((MENU / f"{name}.yaml").read_text())["dataset"]
     return {key: value for key, value in keys.items() if key not in ("_target_", "defaults")}
@@ -963,7 +963,7 @@ def tell_first(words):
 
 
 def load_from(online_runner, jobs, **variables):
-    """What load_rows gives for each job, in a process that knows the hub."""
+    """The result of load_rows for each job, in a process that knows the hub."""
     done = online_runner(json.dumps(jobs), door="test_dataset:tell_rows", **variables)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
@@ -980,7 +980,8 @@ def test_the_menu_against_a_hub_and_then_without_it(online_runner):
     for row in (ultrafeedback, descriptiveness):
         assert [turn["role"] for turn in row["prompt"] + row["chosen"]] == ["user", "assistant"]
     assert [turn["role"] for turn in firefly["messages"]] == ["user", "assistant"]
-    assert gsm8k["reference"] == gsm8k["answer"] and "####" in gsm8k["answer"]
+    assert gsm8k["reference"] == gsm8k["answer"]
+    assert "####" in gsm8k["answer"]
     assert load_from(online_runner, jobs, HF_HUB_OFFLINE="1") == loaded
 
 
@@ -1001,7 +1002,7 @@ def test_dates_in_json_of_the_hub_are_texts_and_so_they_are_without_it(hub, onli
 
 
 @pytest.mark.slow
-def test_what_the_hub_does_not_have(online_runner):
+def test_missing_repositories_configs_and_splits_are_named(online_runner):
     gsm8k = option("gsm8k")
     jobs = [
         gsm8k | {"config": None},
@@ -1045,7 +1046,7 @@ WORDS += ["hi", "hello", "2+2?", "2+2=", "4", "5", "6"]
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """One token for each word, and blanks count for nothing, so that ids can be written as words."""
+    """One token for each word, ignoring blanks, so that ids can be written as words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

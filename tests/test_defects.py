@@ -1,4 +1,6 @@
-"""The defects of ``tests/fault/defects.py`` can still be planted, and the tests that are to notice them are there."""
+"""The defects of ``tests/fault/defects.py`` can still be planted, and the tests that notice them
+exist.
+"""
 
 import ast
 import subprocess
@@ -92,7 +94,7 @@ def test_a_test_without_an_end_is_ended(checkout):
     assert outcome.trouble == "no end after 3 s"
 
 
-def test_what_stands_twice_or_nowhere_is_no_place(checkout):
+def test_a_text_found_twice_or_never_is_no_place(checkout):
     for text, count in (("one", 0), ("two two", 2)):
         with pytest.raises(ValueError, match=f"its place is {count} times"):
             defects.plant(Defect("two", "", "a.py", "two", "three"), text)

@@ -1,4 +1,4 @@
-"""Two runs beside each other: what is alike in one line, the rest shortest first, all from paper."""
+"""Two runs side by side: what they share in one line, then the differences, shortest first."""
 
 import json
 
@@ -14,7 +14,9 @@ PATCH = "diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+{}\
 
 
 def lay_pair(tmp_path, **changes):
-    """Two finished runs that differ in kl_coef and its beta, in a version, in their rows and in what came out."""
+    """Two finished runs that differ in kl_coef and its beta, in a version, in their rows and in
+    their results.
+    """
     for name, kl, score in (("a", 0.1, 0.5), ("b", 0.3, 0.75)):
         run = lay_run(
             tmp_path / "outputs" / name / f"kl-{kl}-0123456789",
@@ -43,7 +45,7 @@ def pair(tmp_path, monkeypatch):
     lay_pair(tmp_path)
 
 
-def test_what_differs_is_told_section_by_section_and_the_shortest_first(pair, capsys):
+def test_differences_come_by_section_the_shortest_first(pair, capsys):
     assert main(["diff", "a", "b"]) == 0
     text = capsys.readouterr().out
     assert "same      hardware, state" in text
@@ -87,7 +89,7 @@ def test_runs_are_found_by_folder_name_and_key(pair, capsys):
         (["a", "b", "output_root=elsewhere"], 4, "python -m runner report"),
     ],
 )
-def test_what_is_no_run_is_told_with_the_nearest(pair, words, code, message, capsys):
+def test_a_missing_run_is_reported_with_the_nearest(pair, words, code, message, capsys):
     assert main(["diff", *words]) == code
     assert message in capsys.readouterr().err
 
@@ -121,7 +123,9 @@ def test_changed_lines_of_a_patch_are_counted_file_by_file():
 
 
 def test_an_empty_line_of_a_diff_is_no_change():
-    """As git writes one that has not changed, where it is told to, and as a form feed ends a line."""
+    """Such as git writes for an unchanged one if configured so, or as the form feed that ends a
+    line.
+    """
     diff = "diff --git a/x.py b/x.py\n@@ -1 +1 @@\n\n-a\n+b\x0c\n"
     assert [(file.added, file.removed) for file in changed_files(diff)] == [(1, 1)]
 

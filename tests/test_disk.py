@@ -1,4 +1,4 @@
-"""A part of ``fault/disk``: a full disk costs no good checkpoint and says so, and with space again the run ends."""
+"""A full disk costs no good checkpoint; with space again, the run ends: part of ``fault/disk``."""
 
 import shutil
 import sys

@@ -1,4 +1,4 @@
-"""The package as pip knows it: with a name of its own, and on no index: what to type installs what it needs."""
+"""The package as pip sees it: under its own name and on no index, so that install hints work."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ PACKAGES = {package for entries in WANTED.values() for *_, package in entries} |
 
 @pytest.fixture
 def wheel(tmp_path, monkeypatch):
-    """As if the package were a wheel's, with its metadata or without."""
+    """Pretend that the package is a wheel's, with its metadata or without."""
     monkeypatch.setattr(distribution, "PROJECT", tmp_path / "pyproject.toml")
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -58,7 +58,7 @@ def test_the_name_is_that_of_the_project_and_no_text_promises_the_index():
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
-def test_what_is_told_to_install_a_library_is_understood_by_pip_and_has_it(package):
+def test_install_hints_are_valid_for_pip_and_name_the_library(package):
     names = {requirement.name for requirement in typed(package)}
     assert package.partition("[")[0] in names or package in read_extras()
 

@@ -16,7 +16,7 @@ from runner.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """Runs of this checkout would be found as finished ones."""
+    """In this checkout, earlier runs would be found finished."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -25,7 +25,7 @@ def faults(capsys, *words):
     return capsys.readouterr().err
 
 
-def test_every_fault_is_told_at_once_and_no_folder_is_made(tmp_path, capsys):
+def test_all_faults_are_reported_at_once_and_no_folder_is_made(tmp_path, capsys):
     text = faults(
         capsys,
         "trainer=dpo",
@@ -139,7 +139,7 @@ def test_unknown_words_are_refused(words):
 
 @pytest.mark.slow
 def test_commands_of_tests_are_forked_from_one_that_has_imported(warm, request, monkeypatch):
-    # in this process, between the start of the other and a command
+    # in this process, between the start of another process and a command
     monkeypatch.setenv("SET_BY_A_TRAINING", "1")
     runner = request.getfixturevalue("runner")
     before = warm.count
@@ -261,7 +261,7 @@ def test_a_tracker_sets_only_variables_of_trackers(capsys):
         (["import", "/dev/zero"], "a pipe, a socket or a device"),
     ],
 )
-def test_what_would_take_for_ever_or_cannot_be_is_refused_at_once(words, message, capsys):
+def test_endless_or_impossible_requests_are_refused_at_once(words, message, capsys):
     assert message in faults(capsys, *words)
 
 
@@ -371,9 +371,17 @@ MACHINES = ["launcher=accelerate", "launcher.num_machines=2"]
 @pytest.mark.parametrize(
     ("variables", "words", "message"),
     [
-        ({}, ["launcher.machine_rank=1", "launcher.rendezvous=a.b-c:80"], "with 1 of 2 processes; {}a.b-c:80"),
         (
-            {"SLURM_NODEID": "1", "SLURM_JOB_ID": "70042", "SLURM_JOB_NODELIST": "n[01-03,7]-a[2,3],gpu1"},
+            {},
+            ["launcher.machine_rank=1", "launcher.rendezvous=a.b-c:80"],
+            "with 1 of 2 processes; {}a.b-c:80",
+        ),
+        (
+            {
+                "SLURM_NODEID": "1",
+                "SLURM_JOB_ID": "70042",
+                "SLURM_JOB_NODELIST": "n[01-03,7]-a[2,3],gpu1",
+            },
             ["launcher.num_processes=3"],
             "machine 1 of 2, with 3 of 6 processes; {}n01-a2:20042",
         ),

@@ -41,7 +41,7 @@ def test_all_faults_print_with_their_four_beats():
     ]
 
 
-def test_what_others_have_written_cannot_steer_a_terminal():
+def test_texts_of_others_cannot_control_a_terminal():
     text = str(ConfigError(Fault("rows \x1b[2J", "a\u202eb\rc", fix="one\ntwo")))
     assert text.splitlines()[1:] == [
         "  rows ␛[2J",
@@ -113,7 +113,7 @@ def test_an_error_that_was_written_down_is_the_same_again():
     assert (type(stopped), stopped.code) == (Interrupted, 130)
 
 
-def test_what_is_written_down_of_an_error_holds_no_secret_and_steers_no_terminal():
+def test_a_saved_error_holds_no_secret_and_controls_no_terminal():
     error = ConfigError(Fault("a", "token=hf_" + "aB3dE5" * 6, "a\x1b[2J"))
     written = json.dumps(error.to_dict(), ensure_ascii=False)
     assert "hf_aB3" not in written
@@ -143,7 +143,7 @@ def test_a_run_of_an_earlier_version_has_the_code_of_its_heading():
         assert errors.error_of({"cause": cause}).code == 1
 
 
-def test_what_is_installed_is_nobody_s_own_wherever_it_lies(tmp_path):
+def test_installed_code_is_never_the_users_own(tmp_path):
     assert is_own(tmp_path / "mine.py")
     places = (
         "/home/me/.local/lib/python3.12/site-packages",

@@ -1,4 +1,4 @@
-"""What a run will need: counted where it can be counted, and near to what is measured."""
+"""The needs of a run: exact where they can be counted, and close to the measurement elsewhere."""
 
 import ctypes
 import os
@@ -58,7 +58,7 @@ def configured(
 
 
 def counted(cfg, rows=None, **device):
-    """A forecast without a measured step: of all that can be counted."""
+    """A forecast without a measured step, from what can be counted."""
     device = Device("there", **({"gpu": False} | device))
     return Forecast(
         Training(Experiment.read(cfg), rows or Rows([32] * 8, total=100), None, gpu=device.gpu),
@@ -192,8 +192,8 @@ def test_pairs_are_twice_as_many_rows_and_need_a_reference(composed, measured):
     )
     assert (training.batch[0], training.texts) == (4, 2)
     assert training.held["reference"] == 4 * WEIGHTS
-    # Where each row is read, the policy is asked before the first step, and what it takes then is
-    # no longer there.
+    # If each row is read first, the policy runs before the first step, and its memory then is
+    # no longer held.
     once = Training(Experiment.read(cfg), Rows([32] * 8, total=64), measurement, gpu=False)
     assert "reference" not in once.held
     assert once.peak == training.peak - 4 * WEIGHTS
@@ -239,9 +239,7 @@ class Novel(GRPOTrainer):
 
 
 @pytest.mark.slow
-def test_a_trainer_nobody_has_heard_of_is_forecast_with_its_sampling(
-    composed, measured, monkeypatch
-):
+def test_an_unknown_trainer_is_forecast_with_its_sampling(composed, measured, monkeypatch):
     Path("novelty.py").write_text(UNHEARD)
     monkeypatch.syspath_prepend(str(Path.cwd()))
     words = ("trainer=grpo", "reward=length", "trainer.args.max_completion_length=16")
@@ -252,7 +250,7 @@ def test_a_trainer_nobody_has_heard_of_is_forecast_with_its_sampling(
 
 
 @pytest.mark.slow
-def test_what_could_not_be_measured_is_unknown():
+def test_figures_that_could_not_be_measured_are_unknown():
     lines = "\n".join(format_forecasts([counted(configured())]))
     assert "unknown      activations" in lines
     assert "not measured" in lines
@@ -309,7 +307,7 @@ def test_a_cycle_of_generation_and_its_rows():
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_said_with_what_to_type():
+def test_a_run_that_does_not_fit_is_reported_with_a_fix():
     lines = "\n".join(
         format_forecasts([counted(configured(), memory=1_000_000, speed=1e9, how="measured")])
     )
@@ -372,7 +370,7 @@ LARGE = {
 
 @pytest.mark.slow
 def test_eight_billion_weights_on_a_card(composed, tmp_path):
-    """Gigabytes at 1,109 tokens, within a tenth of those that a count of every tensor has come to."""
+    """Gigabytes at 1,109 tokens, within a tenth of a count of every tensor."""
     settings = [f"model.{name}={value}" for name, value in LARGE.items()]
     cfg, adapted = (
         composed("trainer=sft", "trainer.args.per_device_train_batch_size=1", *peft, model=settings)
@@ -425,7 +423,7 @@ def test_a_strategy_splits_what_each_process_holds(composed, strategy, processes
 
 
 def measure(words):
-    """Print what a case takes where the allocator gives freed blocks back at once."""
+    """Print the memory of a case with an allocator that returns freed blocks at once."""
     sys.path.append(str(BENCHMARK))
     from forecast import measured
 
@@ -436,7 +434,7 @@ def measure(words):
 @pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["card.py", "ppo_gpu.py"])
-def test_a_benchmark_of_a_card_says_where_there_is_none(script):
+def test_a_benchmark_of_a_card_says_if_there_is_none(script):
     words = [sys.executable, BENCHMARK / script]
     done = subprocess.run(
         words, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True

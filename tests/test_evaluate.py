@@ -1,4 +1,4 @@
-"""What a trained model is measured by, and how sure a comparison of two is."""
+"""The measures of a trained model, and the certainty of a comparison of two."""
 
 import itertools
 import json
@@ -26,7 +26,7 @@ TOY = ("model=tiny", "dataset=toy_sort", "limit=10", "batch_size=4")
 
 @pytest.fixture
 def evaluate(tmp_path, monkeypatch, capsys):
-    """The verb in a folder of the test's own; gives what was written, the completions, and what was said."""
+    """Run the verb in the test's own folder; return the figures, the completions, the output."""
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str, code: int = 0):
@@ -72,7 +72,7 @@ def test_the_bootstrap_is_seeded_and_takes_pairs():
     values = np.random.default_rng(0).normal(size=50)
     assert (resampled_means(values, 100, seed=2) == resampled_means(values, 100, seed=2)).all()
     assert (resampled_means(values, 100, seed=2) != resampled_means(values, 100, seed=3)).any()
-    # What is the same in both moves neither figure, however large it is.
+    # A term that both sides share changes neither figure, however large it is.
     shifted = compare(values + 1e6 * np.arange(50) + 0.5, values + 1e6 * np.arange(50))
     plain = compare(np.full(50, 0.5), np.zeros(50))
     assert shifted["difference_interval"] == pytest.approx(plain["difference_interval"], abs=1e-6)
@@ -99,7 +99,7 @@ def draw(generator, kind, size):
 @pytest.mark.parametrize(
     ("truth", "kind", "prompts", "least"),
     [
-        (0.98, 0.98, 20, 0.92),  # the plain bootstrap covers these two .32 and .62 of the time
+        (0.98, 0.98, 20, 0.92),  # the plain bootstrap covers the truth in .32 and .62 of these two
         (0.98, 0.98, 50, 0.9),
         (0.9, 0.9, 20, 0.92),
         (0.5, 0.5, 10, 0.92),
@@ -122,7 +122,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say(truth, kind, promp
     assert least <= held / 200
 
 
-def test_the_interval_of_wins_is_wilsons_and_ties_make_it_narrower():
+def test_the_interval_of_wins_is_wilsons_and_ties_narrow_it():
     for wins, prompts in ((0, 5), (7, 20), (20, 20)):
         share = wins / prompts
         z = 1.959964
@@ -197,7 +197,7 @@ def test_each_set_has_figures_under_its_name(evaluate):
 
 
 @pytest.mark.slow
-def test_an_own_dataset_brings_what_fits_it_and_the_rest_is_told(evaluate, tmp_path):
+def test_another_dataset_brings_its_metrics_and_the_rest_is_reported(evaluate, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1 2 3"}\n{"prompt": "4 5"}\n')
     figures, rows, streams = evaluate(
         "model=tiny", "file=rows.jsonl", "reward=length", "metric=words", "max_new_tokens=4", code=2

@@ -1,4 +1,7 @@
-"""A user's own project, copied elsewhere: a part of each kind trains through the public command, and each part acts."""
+"""A user's own project, copied elsewhere.
+
+One part of each kind trains through the public command and acts.
+"""
 
 import json
 import shutil
@@ -54,7 +57,7 @@ def lines(run: Run) -> list[dict]:
 
 
 def distances(run: Run) -> dict[str, float]:
-    """How far each weight of a whole model has moved."""
+    """The distance that each weight of a whole model has moved."""
     before, after = (
         load_file(Path(folder) / "model.safetensors")
         for folder in (shipped("runner://model/tiny"), run.model)
@@ -64,7 +67,7 @@ def distances(run: Run) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_project_of_ones_own_trains_with_a_part_of_each_kind(runner, project, variant):
+def test_a_users_project_trains_with_a_part_of_each_kind(runner, project, variant):
     project("allow=[my_lab]", *WORDS, *VARIANTS[variant], *SHORT.get(variant, ()))
     run = the_run(runner)
     assert run.status()["state"] == "finished"
@@ -95,7 +98,7 @@ def test_a_project_of_ones_own_trains_with_a_part_of_each_kind(runner, project, 
     rates = [line["learning_rate"] for line in lines(run)]
     assert rates == pytest.approx([1e-3, 1e-3, 1e-3, 5e-4])
     if variant == "dpo":
-        # tuner: an adapter in the upper half, and nowhere else.
+        # tuner: an adapter in the upper half only.
         weights = load_file(run.model / "adapter_model.safetensors")
         assert weights
         assert all(
@@ -107,8 +110,8 @@ def test_a_project_of_ones_own_trains_with_a_part_of_each_kind(runner, project, 
         # tuner: the upper half of the layers and the norms.
         moved = {name for name, distance in distances(run).items() if distance}
         assert moved == {name for name in distances(run) if "layers.1." in name or "norm" in name}
-        # optimizer: steps of one size, whatever the gradient; more than the rates added up is no
-        # weight's way.
+        # optimizer: steps of one size, whatever the gradient; no weight moves further than the sum
+        # of the rates.
         assert max(distances(run).values()) == pytest.approx(sum(rates), rel=1e-2)
     if variant == "grpo":
         # rewards, each under its name, the second with its weight.
@@ -119,7 +122,7 @@ def test_a_project_of_ones_own_trains_with_a_part_of_each_kind(runner, project, 
 
 @pytest.mark.dear("four trainings: with a part of each kind, and without each of three")
 @pytest.mark.slow
-def test_what_makes_batches_and_losses_changes_the_first_loss(runner, project):
+def test_parts_that_make_batches_and_losses_change_the_first_loss(runner, project):
     parts = ("loss", "weight", "collator")
     losses = {}
     for part in ("nothing", *parts):
@@ -132,7 +135,7 @@ def test_what_makes_batches_and_losses_changes_the_first_loss(runner, project):
 
 
 @pytest.mark.slow
-def test_a_launcher_of_ones_own_starts_the_processes_and_tells_how_they_end(runner, project):
+def test_a_user_launcher_starts_the_processes_and_reports_their_end(runner, project):
     words = ("allow=[my_lab]", *WORDS, "launcher=gentle", "metric=none")
     project(*words, "trainer.args.max_steps=2")
     run = the_run(runner)
@@ -143,7 +146,7 @@ def test_a_launcher_of_ones_own_starts_the_processes_and_tells_how_they_end(runn
 
 @pytest.fixture
 def plan(tmp_path, monkeypatch, capsys):
-    """The plan of a command in a copy of the project: exit code and all that is said."""
+    """The plan of a command in a copy of the project: exit code and output."""
     shutil.copytree(
         EXAMPLE, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
     )

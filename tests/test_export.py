@@ -1,4 +1,7 @@
-"""The model of a run as a folder of its own: plain transformers loads it to the same logits, and its card tells."""
+"""The model of a run as a folder.
+
+Plain transformers computes the same logits, and its card is true.
+"""
 
 import json
 import os
@@ -122,7 +125,7 @@ def test_nothing_half_made_is_left(laid, monkeypatch):
         (["x", "private=perhaps"], 2, "true or false"),
     ],
 )
-def test_what_cannot_be_exported_is_told(laid, words, code, message, capsys):
+def test_a_run_that_cannot_be_exported_is_reported(laid, words, code, message, capsys):
     assert main(["export", *words]) == code
     assert message in capsys.readouterr().err
 
@@ -222,7 +225,7 @@ def test_pushing_is_asked_for_private_and_without_what_is_ours(laid, monkeypatch
     )
 
 
-def test_a_hub_that_cannot_be_reached_is_told_before_anything_is_written(laid, capsys):
+def test_an_unreachable_hub_is_reported_before_anything_is_written(laid, capsys):
     assert main(["export", "x", "push=org/name"]) == 5
     assert "push=org/name" in capsys.readouterr().err
     assert not list(laid.rglob("export"))
@@ -282,7 +285,7 @@ ROWS = ("dataset=toy_sort", "dataset.limit.train=64", "dataset.limit.eval=4")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A call that trains a run of these words once, and gives its folder."""
+    """A call that trains a run of these words once, and returns its folder."""
     root = tmp_path_factory.mktemp("export") / "outputs"
     trained_runs = {}
 
@@ -348,7 +351,7 @@ def test_a_merged_adapter_gives_the_logits_that_were_trained(trained, trainer, c
 
 
 @pytest.mark.slow
-def test_whole_weights_stay_or_are_rounded_and_ppo_exports_its_policy(trained, tmp_path, capsys):
+def test_full_weights_stay_or_are_rounded_and_ppo_exports_its_policy(trained, tmp_path, capsys):
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -27,7 +27,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     assert [json.loads(p.read_text()) for p in tmp_path.iterdir()] == [{"step": 1}]
 
 
-def test_who_reads_the_old_file_reads_all_of_it(tmp_path):
+def test_a_reader_of_the_old_file_reads_all_of_it(tmp_path):
     path = tmp_path / "status.json"
     newer = tmp_path / "other.json"
     path.write_text("old and long")
@@ -74,7 +74,7 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def table(written, tmp_path):
-    """A copy of it, to be written on."""
+    """A copy of it, to write to."""
     return Path(shutil.copy(written, tmp_path / "rows.jsonl"))
 
 
@@ -96,7 +96,7 @@ def test_rows_are_added_without_a_look_at_those_of_earlier_steps(table):
 
 
 @pytest.mark.slow
-def test_rows_take_the_place_of_those_of_the_same_step_and_of_later_ones(table):
+def test_rows_replace_those_of_the_same_and_later_steps(table):
     files.replace_rows(table, [{"step": 900, "set": "a", "new": 1}], same=["step", "set"])
     assert said(table)[-2:] == [{"step": 900, "set": "b"}, {"step": 900, "set": "a", "new": 1}]
     files.replace_rows(table, [{"step": 100, "set": "b"}], same=["step", "set"])
@@ -137,7 +137,10 @@ def test_a_folder_that_was_deleted_is_not_made_again_half(tmp_path, write):
     assert not (tmp_path / "run").exists()
 
 
-CHINESE = '{"prompt": "中国的首都是哪里？请回答这个问题。", "completion": "中国的首都是北京，它是一个很大的城市。"}\n'
+CHINESE = (
+    '{"prompt": "中国的首都是哪里？请回答这个问题。", '
+    '"completion": "中国的首都是北京，它是一个很大的城市。"}\n'
+)
 
 
 @pytest.mark.parametrize(

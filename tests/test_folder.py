@@ -17,7 +17,7 @@ from runner.run.history import read_metrics
 pytestmark = pytest.mark.slow
 
 
-# A dead driver is tried in ``test_sweep``.
+# ``test_sweep`` covers a dead driver.
 def test_a_folder_has_one_run(tmp_path, warm):
     assert list(KINDS["starts"](tmp_path, warm, 4, random.Random(0))) == []
 
@@ -78,7 +78,7 @@ SMALL += (
 
 @pytest.mark.grid(1)
 @pytest.mark.parametrize(("moment", "levels"), [("evaluation", 0), ("save", 1), ("log", 2)])
-def test_a_run_whose_folder_is_moved_ends_in_words_leaves_no_half_of_it_and_goes_on_when_it_is_back(
+def test_a_run_whose_folder_is_moved_ends_cleanly_and_resumes_when_it_is_back(
     runner, moment, levels
 ):
     (runner.folder / "mine.py").write_text(MOVES)
@@ -102,7 +102,7 @@ def test_a_run_whose_folder_is_moved_ends_in_words_leaves_no_half_of_it_and_goes
     assert run.status()["state"] == "finished"
 
 
-def test_a_folder_in_the_place_of_a_file_is_told_with_the_words_that_remove_it(runner):
+def test_a_folder_in_the_place_of_a_file_is_reported_with_a_fix(runner):
     (runner.folder / "mine.py").write_text(MOVES)
     done = runner(*SMALL, "callback.x._target_=mine.Puts", code=4)
     assert "rm -r" in done.stderr

@@ -1,4 +1,6 @@
-"""Jobs of a sweep that differ in plain numbers alone: composed once, and the same as composed one by one."""
+"""Jobs of a sweep that differ in plain numbers alone are composed once, with the same result as one
+by one.
+"""
 
 import re
 
@@ -75,7 +77,7 @@ def test_each_job_is_what_it_is_alone(words, share, tmp_path, monkeypatch):
             "num_train_epochs",
             "=x",
         ),
-        # Numbers that do not go together, in the middle of both keys.
+        # Conflicting numbers in the middle of both axes.
         (
             ["trainer=grpo", "seed=range(0,40)", "trainer.args.num_generations=2,3,4"],
             "num_generations",

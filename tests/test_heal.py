@@ -1,4 +1,7 @@
-"""A run without memory goes on in smaller micro-batches, a sick one with a lower learning rate; both survive a kill."""
+"""A run out of memory goes on in smaller micro-batches, a sick one at a lower rate.
+
+Both survive a kill.
+"""
 
 import json
 import math
@@ -94,14 +97,12 @@ def test_an_evaluation_holds_whole_groups():
     assert halve_evaluation(args) == {"per_device_eval_batch_size": 2}
 
 
-def test_what_is_out_of_memory():
+def test_errors_that_mean_out_of_memory():
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
-    assert is_out_of_memory(MemoryError()) and is_out_of_memory(
-        RuntimeError("CUDA error: out of memory")
-    )
-    assert not is_out_of_memory(RuntimeError("shape mismatch")) and not is_out_of_memory(
-        ValueError("out of memory")
-    )
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+    assert not is_out_of_memory(ValueError("out of memory"))
 
 
 def test_each_rollback_halves_the_rate_of_the_steps_after_it():
@@ -116,7 +117,8 @@ def test_each_rollback_halves_the_rate_of_the_steps_after_it():
 def test_the_schedule_does_not_notice_that_its_steps_are_slower():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
-    slower, rates = Slower(lambda done: 0.5 if done >= 2 else 1.0), []
+    slower = Slower(lambda done: 0.5 if done >= 2 else 1.0)
+    rates = []
     for done in range(5):
         timing = {
             "args": None,
@@ -184,7 +186,7 @@ def test_memory_that_runs_out_in_a_step_is_found_by_smaller_micro_batches(train,
     assert read_json(healed.run.folder / "manifest.json")["adjustments"] == [adjustment]
     assert "per_device_train_batch_size=4" in healed.run.status()["adjustments"][0]
     assert logged(healed.run, "halvings") == [None, None, 1, 1, 1, 1]
-    assert parts.Short.left == [0, 0]  # nothing of a model is left in memory
+    assert parts.Short.left == [0, 0]  # no part of a model is left in memory
     halved = train(
         *WORDS,
         *SHORT,
@@ -203,10 +205,8 @@ def test_memory_that_runs_out_in_an_evaluation_leaves_the_steps_as_they_are(trai
     )
     assert done.code == 0
     [adjustment] = read_adjustments(done.run.folder)
-    assert (
-        adjustment["args"] == {"per_device_eval_batch_size": 2}
-        and "evaluation" in adjustment["cause"]
-    )
+    assert adjustment["args"] == {"per_device_eval_batch_size": 2}
+    assert "evaluation" in adjustment["cause"]
 
 
 @pytest.mark.grid(1)
@@ -219,14 +219,15 @@ def test_memory_that_runs_out_in_an_evaluation_leaves_the_steps_as_they_are(trai
         (["callback.x.rows=1", "attempts=1"], 1, "attempts=5"),
     ],
 )
-def test_where_nothing_is_left_to_halve_the_run_ends_with_cause_and_cure(
+def test_a_run_with_nothing_left_to_halve_ends_with_cause_and_fix(
     train, sabotage, capsys, words, count, fix
 ):
     done = train(*WORDS, *SHORT, *words)
     assert (done.code, done.state()) == (5, "failed")
     assert len(read_adjustments(done.run.folder)) == count
     printed = capsys.readouterr().err
-    assert "out of memory" in printed and fix in printed
+    assert "out of memory" in printed
+    assert fix in printed
 
 
 @pytest.mark.slow
@@ -235,9 +236,11 @@ def test_a_sick_run_goes_back_and_on_with_half_the_rate_once_it_may(train, sabot
     assert (sick.code, sick.state()) == (
         3,
         "failed",
-    ) and "on_sick=rollback" in capsys.readouterr().err
+    )
+    assert "on_sick=rollback" in capsys.readouterr().err
     done = train(*WORDS, *FRAGILE)
-    assert done.run.folder == sick.run.folder and done.run.cfg["on_sick"] == "rollback"
+    assert done.run.folder == sick.run.folder
+    assert done.run.cfg["on_sick"] == "rollback"
     assert (done.code, done.state(), done.run.status()["step"]) == (0, "finished", 6)
     [adjustment] = read_adjustments(done.run.folder)
     assert (adjustment["kind"], adjustment["step"], adjustment["from_step"]) == ("rollback", 4, 2)
@@ -254,11 +257,12 @@ def test_a_run_that_stays_sick_ends_after_so_many_attempts(train, sabotage, caps
     assert (done.code, done.state()) == (3, "failed")
     assert len(read_adjustments(done.run.folder)) == 2
     assert [path.name for path in sealed_checkpoints(done.run.checkpoints)] == ["checkpoint-2"]
-    assert "checkpoint-2" in capsys.readouterr().err and not done.run.model.exists()
+    assert "checkpoint-2" in capsys.readouterr().err
+    assert not done.run.model.exists()
 
 
 @pytest.mark.slow
-def test_what_no_rate_heals_is_not_tried_again(train, sabotage):
+def test_a_sickness_that_no_rate_heals_is_not_retried(train, sabotage):
     done = train(*WORDS, "optimizer._target_=sabotage.Idle", "on_sick=rollback")
     assert (done.code, read_adjustments(done.run.folder)) == (3, [])
 
@@ -274,12 +278,12 @@ def test_a_killed_run_goes_on_as_adjusted_to_the_same_bits(runner, sabotage, tmp
     before = (folder / "adjustments.json").read_text()
     runner(*words, "name=killed")
     run = Run(folder)
-    assert (
-        run.status()["state"] == "finished" and (folder / "adjustments.json").read_text() == before
-    )
+    assert run.status()["state"] == "finished"
+    assert (folder / "adjustments.json").read_text() == before
     assert [line["step"] for line in map(json.loads, run.metrics.read_text().splitlines())] == list(
         range(7)
     )
     main([*words, "callback.y.at=99", "name=whole", f"output_root={tmp_path / 'outputs'}"])
     uninterrupted = Run(runner.runs("whole")[0])
-    assert weights(run) == weights(uninterrupted) and losses(run) == losses(uninterrupted)
+    assert weights(run) == weights(uninterrupted)
+    assert losses(run) == losses(uninterrupted)

@@ -82,7 +82,7 @@ def test_chosen_answers_may_become_less_likely_and_not_impossible():
     assert rings(ChosenLost(), of_chosen(-0.1, *[-45] * 20, length=1.0)) is None
     longer = [*of_chosen(-10, length=10.0), *of_chosen(*[-500] * 4, length=500.0)]
     assert rings(ChosenLost(), longer) is None
-    # of which nobody knows how long they are
+    # of unknown length
     assert rings(ChosenLost(), of_chosen(*[-1e4] * 5, length=None)) is None
     assert (
         rings(ChosenLost(), [{"noted": {}}, *of_chosen(-8), {"noted": {}}, *of_chosen(-900, -900)])
@@ -101,10 +101,10 @@ def test_chosen_answers_may_become_less_likely_and_not_impossible():
         ({"weight": NAN, "skipped": True}, True),
         ({"noted": {"reward": NAN}}, True),
         ({"noted": {"rewards/margins": NAN}}, False),  # of a batch of KTO with one kind of answer
-        # finite entries, of which the clip has left nothing
+        # finite entries that clipping has reduced to zero
         ({"norm": math.inf, "gradient": 0.0}, True),
         ({"norm": math.inf, "gradient": 0.0, "skipped": True}, False),
-        ({"norm": math.inf, "gradient": 1.0}, False),  # before float16 takes its scale away
+        ({"norm": math.inf, "gradient": 1.0}, False),  # before float16 lowers its scale
         ({"norm": 3.0, "gradient": 0.0}, False),
     ],
 )
@@ -126,7 +126,7 @@ def test_zero_gradient():
     assert rings(ZeroGradient(), [{"loss": 0.7, "gradient": None}] * 9) is None
 
 
-def test_no_gradient_of_groups_that_are_each_alike_is_no_sickness():
+def test_groups_of_equal_rewards_without_gradient_are_no_sickness():
     step = {"loss": 0.0, "gradient": 0.0}
     alike, unlike = ({"noted": {"frac_reward_zero_std": share}} for share in (1.0, 0.5))
     assert rings(ZeroGradient(online=True), [step | alike] * 9) is None
@@ -258,7 +258,7 @@ def test_constant_reward():
         (1e7, 1e7, "gave 1e7 to each"),
     ],
 )
-def test_rewards_that_are_alike_are_told_as_they_were(low, high, finding):
+def test_equal_rewards_are_reported_with_their_value(low, high, finding):
     alarm = ConstantReward()
     sickness = [
         alarm.observe(Step(number, rewards={"x": (low, high, 64 * number)}))
@@ -293,7 +293,7 @@ def test_a_training_that_never_prefers_a_completion_to_another_learns_nothing(si
     assert rings(NoSignal(), [silent | alone(64 * number) for number in range(1, 9)]) == 5
     # not before 128
     assert rings(NoSignal(), [silent | alone(8 * number) for number in range(1, 20)]) == 16
-    assert rings(NoSignal(), [heard, *[silent] * 20]) is None  # success looks like that
+    assert rings(NoSignal(), [heard, *[silent] * 20]) is None  # this is success
     assert rings(NoSignal(), [*[silent] * 4, heard, *[silent] * 20]) is None
     # a policy that waits for its critic
     assert rings(NoSignal(), [{"gradient": None}] * 20) is None
@@ -308,7 +308,7 @@ def test_a_training_that_never_prefers_a_completion_to_another_learns_nothing(si
 
 
 def concluded(steps, *held_out, online=False):
-    """What the last alarm says of a training of these steps, with changes on held-out rows."""
+    """The conclusion of the last alarm on a training with these steps and held-out changes."""
     alarm = EndedWorse(online=online)
     assert rings(alarm, steps) is None
     return alarm.conclude(Step(len(steps)), [Change(*change) for change in held_out])
@@ -362,7 +362,7 @@ NORM = {"norm": math.inf, "gradient": 0.0}
 @pytest.mark.parametrize(
     ("alarm", "facts", "step", "first"),
     [
-        # A loss that is endless in the first step is no matter of the rate, unless PPO has taken
+        # An infinite loss in the first step is not caused by the rate, unless PPO has taken
         # several by then.
         (
             NotFinite(),
@@ -385,7 +385,7 @@ NORM = {"norm": math.inf, "gradient": 0.0}
             "a lower learning_rate= (1 is 1e6 times 1e-6",
         ),
         (NotFinite(), HIGH, {"gradient": NAN, "number": 9, "rate": 1e-6}, "a lower learning_rate="),
-        # So large a loss comes of the rows.
+        # Such a large loss is caused by the rows.
         (NotFinite(first_loss=2.0), Facts(), NORM | {"loss": 2e30, "number": 9}, "other rows"),
         (
             ZeroGradient(),
@@ -431,7 +431,7 @@ NORM = {"norm": math.inf, "gradient": 0.0}
         (NoSignal(), Facts(), {}, "another reward="),
     ],
 )
-def test_what_is_told_to_type_fits_the_cause(alarm, facts, step, first):
+def test_the_fix_fits_the_cause(alarm, facts, step, first):
     alarm.facts = facts
     error = alarm.sickness(Step(**({"number": 9} | step)), "found")
     fix = error.faults[0].fix
@@ -470,7 +470,7 @@ def test_first_margin():
     assert rings(FirstMargin(tolerance=1e-4), [{"loss": 1.0}]) is None
 
 
-def test_each_alarm_says_what_to_type_and_which_checkpoints_are_good():
+def test_each_alarm_names_its_fix_and_the_good_checkpoints():
     for kind in Alarm.__subclasses__():
         assert kind.name
         assert kind.expected
@@ -517,7 +517,7 @@ def test_the_config_knows_each_alarm():
     assert cfg["tolerate"] == {"kl": True, "zero_gradient": 9}
 
 
-def test_what_a_sick_run_does_is_no_other_run():
+def test_the_reaction_to_sickness_is_not_in_the_key():
     cfg = compose(["metric=none"]).cfg
     assert (cfg["on_sick"], cfg["on_memory"], cfg["attempts"]) == ("stop", "halve", 4)
     without = {
@@ -594,7 +594,7 @@ def test_every_weight_counts_when_it_is_saved():
 
 
 class Training:
-    """The events of a training of one small model, each step by a change that is given."""
+    """The events of a training of one small model, with a given change at each step."""
 
     def __init__(
         self,
@@ -623,7 +623,9 @@ class Training:
         getattr(self.health, f"on_{name}")(self.args, self.state, None, **self.given, **kwargs)
 
     def step(self, loss=1.0, gradient=1.0, change=-1e-4, parts=None, raw=None):
-        """All weights change, or each of the parts as given, which says whether it has a gradient as well.
+        """Change all weights, or each of the parts as given.
+
+        An entry says whether it has a gradient, too.
 
         ``raw`` is the gradient before its clip, where that is another one.
         """
@@ -653,7 +655,7 @@ def test_a_norm_that_is_logged_as_endless_ends_the_run():
         training.event("log", logs={"loss": 1.0, "grad_norm": math.inf})
 
 
-def test_what_the_whole_of_a_training_shows_is_found_after_a_resume_too(tmp_path):
+def test_alarms_over_a_whole_training_work_after_a_resume(tmp_path):
     training = Training(lambda resumed: build_alarms(resumed=resumed), folder=tmp_path)
     for loss in (0.2, 3.0, 3.0, 3.0, 3.0, 3.0):
         training.step(loss=loss)
@@ -737,7 +739,7 @@ def test_a_resumed_training_is_as_sick_at_the_same_step(name, steps, done, tmp_p
         ((0.0, True), (-1e-4, True), "frozen at step 4"),  # the critic alone learns
     ],
 )
-def test_a_policy_may_wait_for_its_critic_and_nobody_else(policy, critic, sick):
+def test_only_a_policy_may_wait_for_its_critic(policy, critic, sick):
     """Each of the two by its change in a step, and whether it has a gradient."""
     training = Training(beside=True)
     parts = {training.model.policy: policy, training.model.critic: critic}
@@ -789,7 +791,7 @@ def test_of_a_trainer_without_notes_the_log_counts():
         training.event("log", logs={"loss": 0.7, "rewards/margins": 0.1})
 
 
-def test_what_is_switched_off_is_not_looked_for():
+def test_an_alarm_that_is_off_is_not_built():
     training = Training(lambda resumed: build_alarms(Tolerate.read(dict.fromkeys(ALARMS, True))))
     training.step(loss=NAN, gradient=NAN, change=NAN)
     training.event("save")

@@ -1,4 +1,6 @@
-"""Held-out figures are those of the set: the same whatever the batches and the processes, and the right one ranks."""
+"""Held-out figures are those of the set, whatever the batches and processes, and the right one
+ranks.
+"""
 
 import itertools
 import json
@@ -18,7 +20,7 @@ from runner.training.even_batches import EvenBatches
 from runner.training.held_out import HeldOutSums
 from runner.training.recovery import find_batch_term
 
-# Answers of 9, 4, 6, 4 and 2 tokens with their ends; those of other lengths are worse.
+# Answers of 9, 4, 6, 4 and 2 tokens with their ends.
 LINES = [
     {"prompt": "1 2 3", "chosen": "1 2 3 4 5 6 7 8", "rejected": "4", "reference": "7 2 3"},
     {"prompt": "4 2", "chosen": "2 4 4", "rejected": "1 2 3 4 5 6", "reference": "2 4 6 8 9"},
@@ -91,7 +93,7 @@ def test_sums_of_batches_are_the_figures_of_all_rows():
 
 
 # --- Every trainer ------------------------------------------------------------------------------
-# Where TRL notes its figures under other names, or counts otherwise, those of one batch and of several differ.
+# TRL logs these figures under other names, or counts them differently for one batch and several.
 
 FIGURES = {
     "sft": ("loss", "entropy", "mean_token_accuracy"),
@@ -243,7 +245,7 @@ def test_the_best_checkpoint_is_not_chosen_by_a_loss_that_rises(train, rows, cap
 # --- Smaller micro-batches ----------------------------------------------------------------------
 
 
-def test_a_halving_says_where_the_steps_are_others_from_there():
+def test_a_halving_says_if_later_steps_differ():
     hooks = SimpleNamespace(loss=None)
     args = SimpleNamespace(loss_type="sigmoid")
     terms = [

@@ -146,7 +146,10 @@ print(json.dumps(found))
 
 
 def expected_answers(absent: str, gated: str, private: str, present: str) -> dict[str, str]:
-    """What ``REFUSED`` should print, where nothing.json is missing wherever it may be asked for."""
+    """The expected output of ``REFUSED``.
+
+    Nothing.json is missing from every repository that can be read.
+    """
     answers = {
         "no/such": absent,
         "closed/model": gated,
@@ -175,7 +178,7 @@ def expected_answers(absent: str, gated: str, private: str, present: str) -> dic
         (TOKEN, "RepositoryNotFoundError 404", "{}", "{}"),
     ],
 )
-def test_who_may_read_what(
+def test_access_to_each_repository_is_checked(
     small_hub: Hub, ask: Ask, token: str | None, absent: str, gated: str, private: str
 ) -> None:
     small_hub.add_files("model", "closed/model", {"config.json": b"{}"}, gated=True)
@@ -185,7 +188,7 @@ def test_who_may_read_what(
     assert {request.token for request in small_hub.requests} == {token}
 
 
-def test_a_wrong_token_is_told_so(small_hub: Hub, ask: Ask) -> None:
+def test_a_wrong_token_is_reported(small_hub: Hub, ask: Ask) -> None:
     small_hub.add_files("model", "open/model", {"config.json": b"{}"})
     answer = ask(
         small_hub,
@@ -342,7 +345,7 @@ def test_a_private_push_arrives_once_and_whole(small_hub: Hub, ask: Ask, tmp_pat
 
 
 @pytest.mark.slow
-def test_nobody_else_may_push_and_silence_means_public(small_hub: Hub, ask: Ask) -> None:
+def test_only_the_owner_may_push_and_the_default_is_public(small_hub: Hub, ask: Ask) -> None:
     code = """
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError

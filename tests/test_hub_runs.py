@@ -1,4 +1,4 @@
-"""The commands people type, as typed, through the real loading code: a loopback hub holds the real names."""
+"""Commands as people type them, by the real loading code: a local hub holds the real names."""
 
 import json
 
@@ -75,8 +75,8 @@ def test_a_command_as_typed(name, online_runner):
         adapter = json.loads((run.model / "adapter_config.json").read_text())
         start = run.cfg["trainer"]["args"].get("sft_model_path")
         assert adapter["base_model_name_or_path"] == (start or run.cfg["model"]["path"])
-        whole = run.cfg["trainer"]["args"].get("critic") == "model"  # beside the policy
-        assert whole or manifest["model"]["trainable"] < manifest["model"]["parameters"] / 2
+        has_critic = run.cfg["trainer"]["args"].get("critic") == "model"  # beside the policy
+        assert has_critic or manifest["model"]["trainable"] < manifest["model"]["parameters"] / 2
 
 
 FEW = (
@@ -154,7 +154,7 @@ def test_a_push_is_private_and_holds_no_pickle(online_runner, hub):
         "trainer.args.hub_model_id=tester/pushed",
     )
     online_runner(*words, "name=run", HF_TOKEN=TOKEN)
-    files = {name for upload in hub.uploads for name in upload.files}
+    files = set().union(*(upload.files for upload in hub.uploads))
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= files
     assert not [name for name in files if name.endswith(".bin")]
     assert all(upload.private for upload in hub.uploads)
@@ -173,7 +173,7 @@ def test_a_push_without_a_token_is_refused_before_the_training(online_runner, hu
     assert not (online_runner.runs("run")[0] / "checkpoints").exists()
 
 
-def test_a_push_that_fails_costs_no_training_and_the_command_told_makes_up_for_it(
+def test_a_failed_push_costs_no_training_and_the_printed_command_repeats_it(
     online_runner, hub, monkeypatch
 ):
     from hub import TOKEN, Hub, Refusal
@@ -214,7 +214,7 @@ def test_nothing_is_pushed_unasked(online_runner, hub):
 
 @pytest.mark.grid(2)
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (("model=hub", "model.path=nobody/nothing"), 2, "nobody/nothing"),
         (("dataset=hub", "dataset.path=nobody/nothing"), 2, "nobody/nothing"),
@@ -226,7 +226,7 @@ def test_nothing_is_pushed_unasked(online_runner, hub):
         (("dataset=tldr", "dataset.split.eval=nosplit"), 2, "validation"),
     ],
 )
-def test_what_the_hub_does_not_have_is_told_in_four_beats(words, code, said, online_runner):
+def test_missing_files_of_the_hub_are_reported_in_four_beats(words, code, message, online_runner):
     done = online_runner(*words, *QUICK, "name=run", code=code)
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,7 @@
-"""Rows with images: each form of them is read, each bad one is named by its row, and five trainers learn from them."""
+"""Rows with images.
+
+Every form is read, every bad one is named by its row, and five trainers learn from them.
+"""
 
 import base64
 import copy
@@ -20,6 +23,7 @@ from datasets import Dataset, Features, List, Value
 from datasets import Image as Stored
 from PIL import Image
 from safetensors.torch import load_file
+from toy import join_png
 from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaProcessor
 
 from runner import config
@@ -95,7 +99,7 @@ def refused(path, **how):
 
 
 def faults(path, **how):
-    """What loading says, and the look before torch says the same."""
+    """The faults of loading, which equal those of the check before torch."""
     checked = check_dataset(
         {"_target_": LOADER, "path": str(path), "split": {"train": "train"}, **how}, "demonstration"
     )
@@ -219,7 +223,7 @@ def test_a_step_may_make_images_of_pillow(folder):
     assert refused(write(folder, row(answer="cut")), map=cut)[-1].found == "image file is truncated"
 
 
-def test_rows_without_an_image_stand_beside_those_with_one(folder):
+def test_rows_with_and_without_an_image_mix(folder):
     rows = read(write(folder, row(images=["red.png"]), row(images=[])))
     assert [len(row["images"]) for row in rows] == [1, 0]
     assert rows[1]["prompt"][0]["content"] == ASKED[1:]
@@ -254,16 +258,8 @@ def test_any_turn_of_any_row_may_have_the_only_image(folder):
 
 def bomb():
     """A PNG of 20,000 x 20,000 pixels in a few bytes."""
-    chunks = [
-        (b"IHDR", struct.pack(">IIBBBBB", 20_000, 20_000, 1, 0, 0, 0, 0)),
-        (b"IDAT", zlib.compress(b"")),
-        (b"IEND", b""),
-    ]
-    parts = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+    header = struct.pack(">IIBBBBB", 20_000, 20_000, 1, 0, 0, 0, 0)
+    return join_png([(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")])
 
 
 def deep():
@@ -323,7 +319,7 @@ def test_a_bad_image_is_named_by_its_row(folder, kind):
         ),
     ],
 )
-def test_what_a_row_may_not_name(folder, image, finding):
+def test_a_row_may_not_name_files_elsewhere(folder, image, finding):
     packed_file = folder.parent / "secret.png"
     packed_file.write_bytes(packed())
     (folder / "link.png").symlink_to(packed_file)
@@ -377,7 +373,7 @@ def test_trainers_models_and_weights_that_know_no_images_say_so():
         "trainer": {"_target_": "trl.SFTTrainer", "images": True, "args": {}},
         "model": {"path": "a/b"},
     }
-    elsewhere = {"dataset": {"path": "s3://bucket/rows.jsonl"}}  # which nobody reads for a fault
+    elsewhere = {"dataset": {"path": "s3://bucket/rows.jsonl"}}  # never read for a fault
     assert (
         list(find_media_faults(sft, IMAGE, is_read=True))
         == list(find_media_faults(sft | elsewhere, IMAGE, is_read=True))
@@ -411,7 +407,7 @@ def test_a_fault_of_images_names_the_column_that_can_be_left_out(folder, column)
     assert f"dataset.without=[{column}]" in fault.fix
 
 
-def test_who_reads_images_out_of_turns_has_them_in_each_row_or_in_none(folder, seeing):
+def test_trainers_that_read_images_in_turns_need_them_in_all_rows_or_none(folder, seeing):
     rows = read(write(folder, row(image="red.png"), row(image=None)), "prompt")
     args = {kind: {"_target_": f"trl.{kind.upper()}Config"} for kind in ("grpo", "rloo")}
     with pytest.raises(DataError, match="1 rows without an image"):
@@ -476,8 +472,8 @@ def test_a_processor_without_a_tokenizer_is_a_fault(tmp_path):
         load_tokenizer(str(tmp_path))
 
 
-def test_what_is_special_about_images_stands_in_their_record():
-    """Beside it are the keys of users, and what other tools write."""
+def test_all_special_cases_of_images_are_in_their_record():
+    """Apart from that, there are only keys of users and names of other tools."""
     special = re.compile(r"""["'<](images?|vision_config|image_(processor|token\w*))["'>]""")
     package = Path(modality.__file__).parent.parent
     elsewhere = set()
@@ -512,7 +508,7 @@ def test_answers_depend_on_the_image_and_not_on_what_is_beside_it(seeing):
 
 @pytest.mark.parametrize("kind", ["llava", "mixtral"])
 def test_weights_that_are_saved_under_other_names_are_taken(seeing, kind, tmp_path):
-    """A trainer goes on from a checkpoint with nothing but a warning where no name fits."""
+    """If no name fits, a trainer resumes from a checkpoint with nothing but a warning."""
     tokenizer, model = seeing
     if kind == "mixtral":
         tokenizer = load_tokenizer("runner://model/tiny")
@@ -579,7 +575,7 @@ def test_five_trainers_learn_from_images(train, trainer):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_has_the_same_bits(train):
+def test_a_resumed_run_has_the_same_bits(train):
     words = (
         "trainer=sft",
         *SMALL,
@@ -597,7 +593,7 @@ def test_a_run_that_goes_on_has_the_same_bits(train):
 
 
 @pytest.mark.slow
-def test_adapters_leave_what_sees_as_it_is_or_train_it_whole(train, capsys):
+def test_adapters_leave_the_vision_tower_unchanged_or_train_it_fully(train, capsys):
     start = train("trainer=sft", *SMALL, "metric=none", name="start").run
     words = (
         "trainer=sft",
@@ -637,7 +633,7 @@ def test_a_preview_shows_the_images(capsys, tmp_path):
         (("trainer=sft", "weight=answers"), "whose tokens are made batch by batch"),
     ],
 )
-def test_what_takes_no_images_is_refused_before_the_start(words, finding, capsys):
+def test_parts_that_take_no_images_are_refused_before_the_start(words, finding, capsys):
     assert main([*SMALL, *words, "--dry-run"]) == 2
     assert finding in capsys.readouterr().err
 

@@ -1,4 +1,7 @@
-"""Other people's configurations: each becomes an experiment that composes, and every key is accounted for."""
+"""Other tools' configurations.
+
+Each becomes an experiment that composes, and every key is accounted for.
+"""
 
 import itertools
 import json
@@ -43,7 +46,7 @@ class Imported:
         self.lines = verb.describe(self.draft)
         (folder / "experiment").mkdir(exist_ok=True)
         (folder / "experiment" / f"{self.draft.name}.yaml").write_text(self.text)
-        # Rewards of the user's own are typed; here one of ours stands in for them.
+        # User rewards must be typed; here one of ours stands in for them.
         foreign = any(word.startswith("allow=") for word in self.draft.overrides)
         words = (
             ["reward.length._target_=runner.reward.rule.length"]
@@ -105,14 +108,14 @@ def test_every_key_of_a_sample_is_accounted_for(imported, name):
     noted = {note.key for note in done.draft.notes}
     noted |= {key.partition(".")[0] for key in noted}
     silent = {key for key, value in done.reading.keys.items() if value is not None} - noted
-    # What several keys say together is noted once.
+    # A note for several keys together comes once.
     assert silent <= {"soft_cache_length"}
     assert {note.kind for note in done.draft.notes} <= set(KINDS)
     assert not [note for note in done.draft.notes if "not a key that is known" in note.why]
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_told_fits_80_columns_and_holds_no_secret(imported, name):
+def test_messages_fit_80_columns_and_hold_no_secret(imported, name):
     done = imported(name)
     text = "\n".join([done.text, *done.lines])
     assert max(map(len, done.lines)) <= 80
@@ -170,7 +173,7 @@ def test_axolotl_dpo(imported):
     assert "secret" in done.why("wandb_api_key")
 
 
-def test_axolotl_grpo_leaves_code_of_the_users_own_to_the_command_line(imported):
+def test_axolotl_grpo_leaves_user_code_to_the_command_line(imported):
     done = imported("axolotl_grpo.yml")
     assert "reward" not in done.draft.values
     assert {"allow=[rewards]", "reward.length_reward._target_=rewards.length_reward"} <= set(
@@ -538,7 +541,7 @@ def test_megatron_has_names_of_its_own_for_rows_and_rates(imported):
     ],
     ids=str,
 )
-def test_what_of_a_model_that_sees_is_trained(written, keys, path, value):
+def test_the_trained_parts_of_a_vision_model_are_kept(written, keys, path, value):
     done = written({"model": "a/Qwen2-VL", "tuner_type": "lora", "dataset": "hf::a/b"} | keys)
     assert value in str(select(done.cfg, path))
     assert not done.faults
@@ -547,7 +550,7 @@ def test_what_of_a_model_that_sees_is_trained(written, keys, path, value):
     ]
 
 
-def test_swift_holds_out_rows_of_another_file(written):
+def test_swift_may_hold_out_another_file(written):
     done = written(
         {
             "model": "a/b",
@@ -811,8 +814,8 @@ def test_a_script_whose_variables_hold_one_another_is_refused_at_once(tmp_path):
         read_file(tmp_path / "train.sh")
 
 
-def test_what_somebody_wrote_does_not_steer_the_terminal(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # into whose conf/experiment, were there one, it would write
+def test_texts_of_a_file_do_not_control_the_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # it would write into a conf/experiment here
     text = 'model_name_or_path: "org/\\e[31m"\ndataset_name: "\\u202ed"\n"a\\e[0m": 1\n'
     (tmp_path / "x.yaml").write_text(text)
     assert main(["import", str(tmp_path / "x.yaml"), "dialect=trl", "trainer=sft"]) == 0
@@ -821,7 +824,7 @@ def test_what_somebody_wrote_does_not_steer_the_terminal(tmp_path, capsys, monke
     assert not {"\x1b", "\u202e"} & {*stdout}
 
 
-def test_what_somebody_wrote_neither_ends_a_comment_nor_hides_a_line_of_the_file(tmp_path):
+def test_texts_of_a_file_neither_end_a_comment_nor_hide_a_line(tmp_path):
     text = (
         'model_name_or_path: a/b\ndataset_name: "\u202ed"\n'
         'loss_type: "x\\u0085allow: [os]\\u2028\\e[2K"\n'
@@ -862,7 +865,7 @@ def test_none_is_a_value(written):
         ]
 
 
-def test_a_key_that_nobody_knows_is_told(written):
+def test_an_unknown_key_is_reported(written):
     done = written(
         {"base_model": "a/b", "datasets": [{"path": "a/b", "type": "alpaca"}], "lerning_rate": 1e-5}
     )
@@ -919,13 +922,13 @@ def test_gdpo_is_grpo_that_scales_each_reward_by_itself(written):
     ],
     ids=lambda value: str(value)[-50:],
 )
-def test_what_is_no_training_that_there_is_here_becomes_none(written, keys, where):
+def test_an_unsupported_kind_of_training_is_refused(written, keys, where):
     with pytest.raises(ConfigError) as caught:
         written(keys)
     assert any(fault.where.endswith(where) and fault.fix for fault in caught.value.faults)
 
 
-def test_a_list_of_rows_that_is_not_there_is_asked_for(written):
+def test_a_missing_list_of_rows_is_asked_for(written):
     with pytest.raises(ConfigError, match=r"config\n  dataset\.path\n +found +no value"):
         written({"model": "a/b", "train_dataset": "none.yaml", "cp_size": 1})
 
@@ -967,7 +970,8 @@ def test_no_unknown_tuner_becomes_a_training_of_all_weights(written, tmp_path, k
         written(keys)
     assert [fault.where for fault in caught.value.faults] == ["peft._target_"]
     (file,) = tmp_path.glob("experiment/*.yaml")
-    assert "# open: " in file.read_text() and "peft=lora" in file.read_text()
+    assert "# open: " in file.read_text()
+    assert "peft=lora" in file.read_text()
 
 
 def test_an_optimizer_of_ours_takes_over_the_settings_of_theirs(written):
@@ -1202,7 +1206,7 @@ def test_a_value_that_cannot_be_taken_is_a_fault_that_names_it(tmp_path, capsys,
     assert "\n    type      mend it" in error
 
 
-def test_all_values_that_cannot_be_taken_are_told_at_once(written):
+def test_all_impossible_values_are_reported_at_once(written):
     with pytest.raises(ConfigError) as caught:
         written(
             WRONG["axolotl"]
@@ -1316,14 +1320,10 @@ def test_each_row_of_a_table_can_be_followed(tool):
     cases = [case for rows in (table.keys, table.rows) for row in rows.values() for case in row]
     menu = Path(config.__file__).parents[2] / "conf"
     trainers = {path.stem for path in (menu / "trainer").iterdir()}
-    parameters = {
-        name: read_signature(
-            yaml.safe_load((menu / "trainer" / f"{name}.yaml").read_text())["trainer"]["args"][
-                "_target_"
-            ]
-        )
-        for name in trainers
-    }
+    parameters = {}
+    for name in trainers:
+        option = yaml.safe_load((menu / "trainer" / f"{name}.yaml").read_text())
+        parameters[name] = read_signature(option["trainer"]["args"]["_target_"])
     for case in cases:
         assert case.convert in {"", *CONVERSIONS}
         assert case.by in {"", *FUNCTIONS}
@@ -1462,7 +1462,7 @@ def test_a_file_that_only_says_the_strategy_is_refused_with_the_words(capsys, na
     assert "without" not in stderr
 
 
-def test_a_strategy_that_does_not_go_with_the_rest_is_said_before_it_runs(
+def test_a_strategy_that_conflicts_with_the_rest_is_reported_before_the_run(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
@@ -1493,7 +1493,8 @@ def test_it_writes_into_the_menu_of_this_folder_and_never_over_a_file(
     assert "before it runs" not in out
     assert main(["experiment=mine", "--config-dir", "conf", "--dry-run"]) == 0
     target.write_text("# edited\n")
-    assert main(words) == 2 and target.read_text() == "# edited\n"
+    assert main(words) == 2
+    assert target.read_text() == "# edited\n"
     assert "force=true" in capsys.readouterr().err
     assert main([*words, "force=true"]) == 0
     assert "axolotl_dpo" in target.read_text()
@@ -1544,7 +1545,7 @@ def test_without_a_menu_it_only_prints(tmp_path, monkeypatch, capsys):
     ],
     ids=str,
 )
-def test_what_is_no_configuration_is_a_fault(tmp_path, monkeypatch, capsys, words, message):
+def test_a_file_without_a_configuration_is_a_fault(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.yaml").write_text("lerning: 1\n")
     (tmp_path / "own.sh").write_text("python train.py --rate 1\n")
@@ -1702,7 +1703,7 @@ def test_a_file_that_does_not_say_its_method_is_refused_with_a_word_that_works(t
         ("swift sft --model Qwen/Qwen3.5-4B --dataset x.jsonl\n", "model", "language part alone"),
     ],
 )
-def test_what_a_script_leaves_open_is_said_once(tmp_path, text, key, message):
+def test_open_values_of_a_script_are_reported_once(tmp_path, text, key, message):
     (tmp_path / "a.sh").write_text(text)
     draft = translate(read_file(tmp_path / "a.sh"), "a")
     (note,) = [note for note in draft.notes if note.key == key]
@@ -1727,13 +1728,13 @@ def test_a_share_of_a_named_split_is_not_trained_on(tmp_path):
 
 
 @pytest.mark.parametrize("tag", ["float", "int"])
-def test_an_empty_number_is_a_fault_in_words(tmp_path, tag):
+def test_an_empty_number_is_a_fault(tmp_path, tag):
     (tmp_path / "a.yaml").write_text(f"model_name_or_path: a/b\nlearning_rate: !!{tag}\n")
     with pytest.raises(ConfigError):
         read_file(tmp_path / "a.yaml")
 
 
-def test_weights_of_rewards_of_ones_own_and_turns_of_another_template_are_said(tmp_path):
+def test_weights_of_user_rewards_and_another_templates_turns_are_reported(tmp_path):
     rows = {
         "base_model": "a/b",
         "micro_batch_size": 1,

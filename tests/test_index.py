@@ -1,4 +1,4 @@
-"""The index of a group says what its files say, whatever happens to either; and which runs are lost."""
+"""The index of a group agrees with its files, whatever happens to either; and lost runs."""
 
 import json
 import os
@@ -23,7 +23,7 @@ FIRST = "kl-0.1+lr-0.0001+seed-0"
 
 @pytest.fixture
 def group(tmp_path, monkeypatch) -> Path:
-    """Four runs beside an index of theirs, which trusts files that are a moment old; and reports without pictures."""
+    """Four runs with an index that trusts files after a moment, and reports without pictures."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(index, "SETTLED_NANOSECONDS", 0)
     monkeypatch.setattr(page.plot_sweep, "sweep_pictures", lambda summary: [])
@@ -42,7 +42,7 @@ def pause() -> None:
 
 
 def told(capsys, *words: str) -> tuple[str, dict[str, str]]:
-    """What a report says, and the files that it writes."""
+    """The output of a report and the files that it writes."""
     assert main(["report", "kl", "objective=reward", *words]) == 0
     files = {
         name: digest for name, digest in files_of(Path("outputs/kl")).items() if "/" not in name
@@ -178,7 +178,7 @@ def test_an_index_that_is_damaged_is_made_again_and_no_link_is_followed(
     assert not [name for name in os.listdir(group) if name.startswith(".") and name != index.INDEX]
 
 
-def test_where_nothing_can_be_written_the_report_is_the_same(group, capsys, monkeypatch):
+def test_a_report_is_the_same_in_a_read_only_group(group, capsys, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError
 
@@ -189,7 +189,7 @@ def test_where_nothing_can_be_written_the_report_is_the_same(group, capsys, monk
     assert not (group / index.INDEX).exists()
 
 
-def test_what_was_written_a_moment_ago_is_not_kept(group, capsys, monkeypatch):
+def test_a_file_written_a_moment_ago_is_not_indexed(group, capsys, monkeypatch):
     monkeypatch.undo()
     monkeypatch.chdir(group.parent.parent)
     index.read_group(group)
@@ -277,14 +277,14 @@ def test_names_that_are_no_utf_8_are_reported(group, capsys):
 @pytest.mark.parametrize(
     "word", ["where=stat=failed", "where=failed", "where=", "sort=nothing", "top=0", "top=x"]
 )
-def test_wrong_words_are_told_in_four_beats(group, capsys, word):
+def test_wrong_words_are_reported_in_four_beats(group, capsys, word):
     assert main(["report", "kl", word]) == 2
     stderr = capsys.readouterr().err
     assert all(beat in stderr for beat in ("found ", "expected ", "type "))
 
 
 def lay_silent(folder: Path, hours: float, lines: list | None = None) -> Path:
-    """A run that says that it is running on another machine, in whose folder nothing was written for some hours."""
+    """A run that says it is running on another machine, whose folder has been silent for hours."""
     lay_run(folder, state="running", lines=lines or [{"step": 1, "elapsed_seconds": 2.0}])
     set_status(folder, pid=1, host="another")
     (folder / ".lock").touch()
@@ -293,7 +293,7 @@ def lay_silent(folder: Path, hours: float, lines: list | None = None) -> Path:
     return folder
 
 
-def test_a_run_of_another_machine_is_lost_when_it_is_silent_and_its_lock_is_free(tmp_path):
+def test_a_run_elsewhere_is_lost_if_silent_and_unlocked(tmp_path):
     silent = lay_silent(tmp_path / "x" / "silent", 1.1)
     assert read_run(silent).state == "lost"
     assert "process ended without a message" in read_run(silent).cause

@@ -40,13 +40,12 @@ def test_each_completion_is_judged_with_the_columns_of_its_row():
     assert [(row["row"], row["sample"]) for row in figures.completions] == list(
         itertools.product(range(3), range(2))
     )
-    means = [
-        sum(len(row["completion"]) for row in figures.completions if row["row"] == r) / 2
-        for r in range(3)
-    ]
+    means = [0.0] * 3
+    for row in figures.completions:
+        means[row["row"]] += len(row["completion"]) / 2
     mean = sum(means) / 3
     assert figures.scores == {"length": pytest.approx(mean)}
-    # Samples of one prompt are no independent draws: the error is that of the means of the rows.
+    # Samples of one prompt are not independent: the error is that of the means of the rows.
     expected = math.sqrt(sum((prompt_mean - mean) ** 2 for prompt_mean in means) / 2 / 3)
     assert figures.errors == {"length": pytest.approx(expected)}
     assert expected > 0

@@ -1,4 +1,7 @@
-"""Killed at any instant, the same command continues to the same bits: a part of ``tests/fault/kill.py``."""
+"""Killed at any instant, the same command continues to the same bits.
+
+A part of ``tests/fault/kill.py``.
+"""
 
 import random
 import sys
@@ -16,4 +19,6 @@ pytestmark = pytest.mark.slow
 @pytest.mark.dear("a run of three starts, beside one that nothing disturbs")
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, warm):
     tally = punish("lora", 2, tmp_path, warm, random.Random("lora"), most=2, power=True)
-    assert tally.missed == [] and tally.kills == 2 and tally.equal == tally.finished == tally.runs
+    assert tally.missed == []
+    assert tally.kills == 2
+    assert tally.equal == tally.finished == tally.runs

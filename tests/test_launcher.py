@@ -27,7 +27,7 @@ SAME = (
 
 
 def test_two_processes_train_as_one_with_the_same_global_batch(runner):
-    """Our own processes and those that torchrun starts are the same run. PPO's: ``test_ppo_training``."""
+    """Our own processes and those of torchrun are the same run. For PPO: ``test_ppo_training``."""
     words = ("trainer=sft", "learning_rate=1e-3", *SAME)
     runner(*words, "trainer.args.per_device_train_batch_size=8", "name=one")
     words += ("batch=8", "name=two")
@@ -36,17 +36,19 @@ def test_two_processes_train_as_one_with_the_same_global_batch(runner):
     assert (
         f"{runner.runs('two')[0].name} already" in runner(*words, "launcher.num_processes=2").stdout
     )
-    one, two = (read(runner, name) for name in ("one", "two"))
+    single, two = (read(runner, name) for name in ("one", "two"))
     assert two["manifest"]["hardware"]["processes"] == 2
-    assert two["steps"] == pytest.approx(one["steps"], rel=1e-3) and len(one["steps"]) == 8
+    assert two["steps"] == pytest.approx(single["steps"], rel=1e-3)
+    assert len(single["steps"]) == 8
 
 
-def test_accelerate_launch_on_a_cpu_is_told_from_a_world_of_processes(runner):
+def test_accelerate_launch_on_a_cpu_is_no_world_of_processes(runner):
     launch = ("--cpu", "--num_processes=2", "--num_machines=1", "-m", "runner")
     done = runner(
         *launch, "trainer=sft", *SAME, "name=world", door="test_launcher:accelerate_launch", code=1
     )
-    assert "launcher.num_processes=2" in done.stderr and not runner.runs("world")
+    assert "launcher.num_processes=2" in done.stderr
+    assert not runner.runs("world")
 
 
 def accelerate_launch(words):
@@ -62,12 +64,12 @@ def read(runner, name):
     run = Run(runner.runs(name)[0])
     lines = [line for line in read_metrics(run.metrics) if line["step"]]
     # The norms tell what the losses do not: whether the processes averaged their gradients.
-    steps = [line[name] for line in lines for name in ("loss", "grad_norm")]
+    steps = [line["loss"] for line in lines] + [line["grad_norm"] for line in lines]
     return {"steps": steps, "manifest": read_json(run.folder / "manifest.json")}
 
 
 def with_gpu_awake(words: list[str]) -> int:
-    """The command, where an import has woken the driver of a GPU; leaves a file that says what it was replaced by."""
+    """Run the command as if an import had initialised the GPU; a file says what replaced it."""
     import torch
 
     from runner.__main__ import main
@@ -79,12 +81,13 @@ def with_gpu_awake(words: list[str]) -> int:
         torch.cuda.is_initialized = is_initialized
         leave_with(lambda: be_python(replaced))
 
-    torch.cuda.is_initialized, os.execv = (lambda: True), execv
+    torch.cuda.is_initialized = lambda: True
+    os.execv = execv
     return main(words)
 
 
 def be_python(words: list[str]) -> None:
-    """What a Python with these words does, in this process."""
+    """Do what a Python with these words does, in this process."""
     pipes = {"c2pwrite": -1, "errwrite": -1}
     warm.be_python({"args": words, "env": None, "start_new_session": False, **pipes})
 
@@ -98,7 +101,7 @@ def test_a_python_of_its_own_finds_the_modules_of_the_user(tmp_path, monkeypatch
     assert done.stdout == "__main__ ['a=1']\n", done.stderr
 
 
-def test_a_run_begins_in_a_python_of_its_own_where_a_fork_could_use_no_gpu(runner):
+def test_a_run_starts_its_own_python_if_a_fork_could_use_no_gpu(runner):
     words = ("trainer=sft", *SAME)
     runner("-m", *words, "seed=0", "name=fresh", "--debug", door="test_launcher:with_gpu_awake")
     [fresh] = runner.runs("fresh")
@@ -128,12 +131,14 @@ def test_a_sweep_trains_each_run_in_its_own_folder_as_it_would_be_alone(runner):
     )
     done = runner(*words)
     folders = runner.runs("sweep")
-    assert len(folders) == 2 and "2 of 2 runs finished" in done.stdout
+    assert len(folders) == 2
+    assert "2 of 2 runs finished" in done.stdout
     assert {Run(folder).cfg["kl_coef"] for folder in folders} == {0.05, 0.1}
     assert all(Run(folder).status()["state"] == "finished" for folder in folders)
     assert all("kl_coef-0" in folder.name and "learning_rate-" in folder.name for folder in folders)
     again = runner(*words)
-    assert "2 finished" in again.stdout and "start" not in again.stdout
+    assert "2 finished" in again.stdout
+    assert "start" not in again.stdout
     runner(
         "trainer=dpo",
         "kl_coef=0.1",
@@ -154,7 +159,8 @@ def test_one_failing_job_does_not_stop_the_others(runner):
     words = ("-m", "trainer=sft", "trainer.args.max_length=20,64", *SAME, "name=sweep")
     done = runner(*words, code=2)
     states = sorted(Run(folder).status()["state"] for folder in runner.runs("sweep"))
-    assert states == ["failed", "finished"] and "1 of 2 runs finished" in done.stdout
+    assert states == ["failed", "finished"]
+    assert "1 of 2 runs finished" in done.stdout
 
 
 @pytest.mark.grid(1)
@@ -166,7 +172,7 @@ def test_one_failing_job_does_not_stop_the_others(runner):
     ],
     ids=["sweep", "processes"],
 )
-def test_what_is_stopped_saves_its_step_and_starts_no_other_run(runner, kind, number, code):
+def test_a_stopped_command_saves_its_step_and_starts_no_other_run(runner, kind, number, code):
     words = (
         *kind,
         "trainer=sft",
@@ -177,11 +183,9 @@ def test_what_is_stopped_saves_its_step_and_starts_no_other_run(runner, kind, nu
     [run] = map(Run, runner.runs("sweep"))
     log = run.log.read_text()
     assert f"run       {run.folder.relative_to(runner.folder)}\n" in log or "-m" in kind
-    assert (
-        run.status()["state"] == "interrupted"
-        and log.count("asked to stop") == 1
-        and "Traceback" not in log
-    )
+    assert run.status()["state"] == "interrupted"
+    assert log.count("asked to stop") == 1
+    assert "Traceback" not in log
 
 
 ONE_ENDS = """
@@ -197,7 +201,8 @@ class Ends(TrainerCallback):
         if args.process_index == 1 and state.global_step == 2:
             if self.how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
-            raise getattr(errors, self.how)(errors.Fault("mine", "an end of its own", fix="nothing"))
+            fault = errors.Fault("mine", "an end of its own", fix="nothing")
+            raise getattr(errors, self.how)(fault)
 """
 
 
@@ -222,18 +227,29 @@ class Ends(TrainerCallback):
 def test_of_several_processes_the_one_that_failed_first_says_why(
     runner, how, code, expected, fresh
 ):
-    """With a Python of their own that finds the user's modules, and forked as in the other tests."""
+    """They run in a Python of their own that finds the user's modules, or forked as elsewhere."""
     (runner.folder / "mine.py").write_text(ONE_ENDS)
-    own = ("+callback.ends._target_=mine.Ends", f"+callback.ends.how={how}", "allow=[mine]")
+    callback_words = (
+        "+callback.ends._target_=mine.Ends",
+        f"+callback.ends.how={how}",
+        "allow=[mine]",
+    )
     done = runner(
-        "trainer=sft", "launcher.num_processes=2", *SAME, *own, "name=one", code=code, fresh=fresh
+        "trainer=sft",
+        "launcher.num_processes=2",
+        *SAME,
+        *callback_words,
+        "name=one",
+        code=code,
+        fresh=fresh,
     )
     run = Run(runner.runs("one")[0])
-    assert run.status()["state"] == "failed" and run.status()["cause"].startswith(expected)
-    assert expected in done.stderr and expected in run.log.read_text()
-    assert (
-        "Traceback" not in done.stderr and "Connection" not in done.stderr + run.status()["cause"]
-    )
+    assert run.status()["state"] == "failed"
+    assert run.status()["cause"].startswith(expected)
+    assert expected in done.stderr
+    assert expected in run.log.read_text()
+    assert "Traceback" not in done.stderr
+    assert "Connection" not in done.stderr + run.status()["cause"]
 
 
 ENDS_ONCE = """
@@ -262,50 +278,57 @@ def test_two_machines_train_as_two_processes_of_one(runner):
     ends = runner.folder / "ends"
     ends.touch()
     for code in (5, 0):
-        each = [f"launcher.machine_rank={rank}" for rank in (0, 1)]
+        ranks = [f"launcher.machine_rank={rank}" for rank in (0, 1)]
         machines = ("launcher=accelerate", "launcher.num_machines=2", place, "name=two")
-        started = [runner.start(*words, *machines, rank) for rank in each]
-        done = [one.wait() for one in started]
-        assert [one.returncode for one in done] == [code, code], "\n".join(
-            one.stdout + one.stderr for one in done
+        started = [runner.start(*words, *machines, rank) for rank in ranks]
+        done = [process.wait() for process in started]
+        assert [result.returncode for result in done] == [code, code], "\n".join(
+            result.stdout + result.stderr for result in done
         )
         two = Run(runner.runs("two")[0])
         if ends.exists():
             cause = "environment\n  processes\n    found     rank 1 on machine 1 ("
-            assert two.status()["cause"].startswith(cause) and "SIGKILL" in two.status()["cause"]
-            assert all(cause in one.stderr and "Traceback" not in one.stderr for one in done)
+            assert two.status()["cause"].startswith(cause)
+            assert "SIGKILL" in two.status()["cause"]
+            assert all(
+                cause in result.stderr and "Traceback" not in result.stderr for result in done
+            )
             ends.unlink()
-    assert "resumes   from step 2" in done[0].stdout and "step " not in done[1].stdout
+    assert "resumes   from step 2" in done[0].stdout
+    assert "step " not in done[1].stdout
     runner(*words, "launcher.num_processes=2", "name=one")
-    one = Run(runner.runs("one")[0])
-    assert one.folder.name == two.folder.name and two.manifest()["hardware"]["processes"] == 2
-    assert (one.model / "model.safetensors").read_bytes() == (
+    single = Run(runner.runs("one")[0])
+    assert single.folder.name == two.folder.name
+    assert two.manifest()["hardware"]["processes"] == 2
+    assert (single.model / "model.safetensors").read_bytes() == (
         two.model / "model.safetensors"
     ).read_bytes()
 
 
-def test_processes_of_which_one_is_asked_to_stop_stop_together_and_see_one_folder(runner):
+def test_all_processes_stop_if_one_is_asked_and_they_share_a_folder(runner):
     words = ("trainer=sft", *SAME, "trainer.args.max_steps=500", "name=two")
     started = runner.start_two(*words)
     while not (folders := runner.runs("two")) or Run(folders[0]).status()["step"] < 2:
         assert not started[0].ended()
         time.sleep(0.05)
     started[1].send(signal.SIGTERM)
-    assert [one.wait().returncode for one in started] == [143, 143]
+    assert [process.wait().returncode for process in started] == [143, 143]
     status = Run(folders[0]).status()
-    assert status["state"] == "interrupted" and status["sealed"] == status["step"]
-    own = [["output_root=outputs"], ["output_root=elsewhere"]]
-    each = zip(own, world_of_two(), strict=True)
+    assert status["state"] == "interrupted"
+    assert status["sealed"] == status["step"]
+    roots = [["output_root=outputs"], ["output_root=elsewhere"]]
+    starts = zip(roots, world_of_two(), strict=True)
     again = [
         runner.warm.start([*words, *root], runner.folder, runner.environment | world)
-        for root, world in each
+        for root, world in starts
     ]
-    done = [one.wait() for one in again]
-    assert [one.returncode for one in done] == [5, 5] and "output_root=<a folder" in done[0].stderr
+    done = [process.wait() for process in again]
+    assert [result.returncode for result in done] == [5, 5]
+    assert "output_root=<a folder" in done[0].stderr
 
 
 @pytest.mark.parametrize(
-    ("rank", "place", "said"),
+    ("rank", "place", "message"),
     [
         (0, "127.0.0.1:{}", "this port is already in use here"),
         (1, "127.0.0.1:{}", "what answers there is not a machine of a run"),
@@ -313,15 +336,15 @@ def test_processes_of_which_one_is_asked_to_stop_stop_together_and_see_one_folde
         (1, "no.such.host.invalid:29500", "not known"),
     ],
 )
-def test_machines_that_cannot_meet_say_why(rank, place, said, tmp_path, monkeypatch):
+def test_machines_that_cannot_meet_say_why(rank, place, message, tmp_path, monkeypatch):
     from runner.launch import accelerate
 
     folder = lay_run(tmp_path / "run", state="created")
     monkeypatch.setattr(accelerate, "HANDSHAKE", 1)
     with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(EnvironmentFault, match=said),
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(EnvironmentFault, match=message),
     ):
-        place = place.format(taken.getsockname()[1])
-        given = {"machine_rank": rank, "rendezvous": place, "rendezvous_seconds": 0.2}
-        accelerate.accelerate(folder, num_machines=2, **given)
+        place = place.format(listener.getsockname()[1])
+        settings = {"machine_rank": rank, "rendezvous": place, "rendezvous_seconds": 0.2}
+        accelerate.accelerate(folder, num_machines=2, **settings)

@@ -1,4 +1,6 @@
-"""Rows of about one length in a batch, for each trainer whose rows are tokens, in an order that is the epoch's own."""
+"""Batches of rows of similar length for each trainer with token rows, in an order that depends on
+the epoch alone.
+"""
 
 import torch
 from datasets import Dataset
@@ -19,7 +21,7 @@ def order_of(epoch, seed=0, *, drawn_before=0):
     return list(sampler)
 
 
-def test_the_order_of_an_epoch_is_the_same_whatever_was_drawn_before():
+def test_the_order_of_an_epoch_depends_on_no_earlier_draw():
     first = order_of(1.0)
     assert order_of(1.5, drawn_before=9) == first
     assert order_of(0.0) != first != order_of(1.0, seed=1)
@@ -45,7 +47,7 @@ def test_rows_of_several_texts_get_the_length_of_all(tmp_path):
     assert not args.remove_unused_columns
 
 
-def test_where_nothing_is_grouped_nothing_is_changed(tmp_path):
+def test_without_grouping_nothing_changes(tmp_path):
     rows = Dataset.from_dict({"chosen_ids": [[1]]})
     trainer = Trainer(
         torch.nn.Linear(1, 1),

@@ -1,4 +1,4 @@
-"""How a model reads known answers: each row as if it were alone, and nothing but the tokens of the answer."""
+"""The likelihood of known answers: each row as if alone, and only the tokens of the answer."""
 
 import pytest
 import torch
@@ -57,14 +57,14 @@ def test_an_answer_is_what_training_would_learn(tokenizer):
     closed = tokenizer.apply_chat_template(CHAT + ANSWER, tokenize=False)
     opened = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
     assert answers[0] == closed.removeprefix(opened)
-    # The blank of the prompt is in the first token of the answer, which nobody else would read.
+    # The prompt's trailing blank is in the first token of the answer, which is scored with it.
     assert answers[1] == f" 1 3 7 9 and so on{end}"
     assert answers[3] == end
     first = tokenizer.decode(tokenizer("We loved it.")["input_ids"][:1])
     assert answers[2] == f"We loved it.{end}".removeprefix(first)
 
 
-def test_what_is_too_long_loses_its_end(model, tokenizer):
+def test_rows_that_are_too_long_lose_their_end(model, tokenizer):
     ids, start = to_ids(tokenizer, ROWS[1])
     reading = AnswerReader(model, tokenizer, start + 2).read(ROWS[:2])
     assert reading.labels[1] == ids[start : start + 2]

@@ -1,4 +1,7 @@
-"""A part of ``fault/links``: what lies in the place of a file of a run leads nowhere, and keeps nobody waiting."""
+"""Whatever lies in the place of a run's file leads nowhere and blocks nobody.
+
+A part of ``fault/links``.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Losses by hand, what trainers give a loss, what is refused, and that one which is TRL's trains as TRL's does."""
+"""Losses by hand, their arguments, refusals, and a custom copy of TRL's loss that trains as TRL's
+does.
+"""
 
 import json
 import re
@@ -86,7 +88,7 @@ def test_margin_with_and_without_a_reference():
 
 @pytest.mark.slow
 def test_simpo_is_what_the_file_of_cpo_says_to_type(tmp_path, monkeypatch):
-    """Length-normalised, with a margin, and without the likelihood of the chosen that CPO adds."""
+    """It is length-normalised, with a margin, without CPO's likelihood of the chosen answer."""
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     text = (MENU / "trainer" / "cpo.yaml").read_text()
     words = next(
@@ -152,7 +154,7 @@ def test_a_result_of_another_shape_is_refused(result):
         trainer.entrywise(3, log_probs=torch.zeros(3))
 
 
-def test_forward_passes_that_nobody_saw_are_sick():
+def test_a_loss_that_bypasses_the_recorded_forward_pass_is_refused():
     class Models:
         accelerator = type("Accelerator", (), {"unwrap_model": staticmethod(lambda model: model)})
         model = torch.nn.Linear(1, 1)
@@ -187,8 +189,8 @@ KINDS = {
     "reward": "scores",
 }
 KINDS |= {"ppo": "policy"}
-# What our classes read of TRL's trainers beside the names in ``upstream``: attributes, and columns
-# of their batches.
+# Names in TRL's trainers that our classes read, beside those in ``upstream``: attributes, and
+# columns of their batches.
 READ = {
     "sft": ("fused_lm_head", "label_mask", "log_probs", "entropy", "is_top1", "aux_loss"),
     "dpo": (
@@ -238,7 +240,7 @@ def test_every_kind_has_a_class_and_says_what_it_gives():
 
 
 @pytest.mark.parametrize("option", KINDS)
-def test_what_our_classes_read_of_a_trainer_is_there(option):
+def test_attributes_of_trainers_that_our_classes_read_exist(option):
     source = find_definition(targets_of(option)[0]).module.text
     assert [name for name in READ[option] if name not in source] == []
 
@@ -275,8 +277,10 @@ class FreshConfig(transformers.TrainingArguments):
     novelty: float = 0.5
 
 class Fresh(transformers.Trainer):
-    def __init__(self, model, args, train_dataset=None, eval_dataset=None, processing_class=None, callbacks=None):
-        super().__init__(model, args, train_dataset=train_dataset, eval_dataset=eval_dataset, callbacks=callbacks)
+    def __init__(self, model, args, train_dataset=None, eval_dataset=None, processing_class=None,
+                 callbacks=None):
+        super().__init__(model, args, train_dataset=train_dataset, eval_dataset=eval_dataset,
+                         callbacks=callbacks)
 """
 
 
@@ -300,7 +304,7 @@ def test_a_trainer_of_the_users_own_is_of_the_kind_that_it_builds_on(own_trainer
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("group", ["loss", "weight"])
-def test_a_trainer_that_nobody_knows_takes_no_loss_and_everything_else(own_trainers, capsys, group):
+def test_an_unknown_trainer_takes_everything_but_a_loss(own_trainers, capsys, group):
     words = [
         "trainer=sft",
         "trainer._target_=my_trainers.Fresh",
@@ -380,17 +384,21 @@ from torch.nn.functional import cross_entropy, logsigmoid
 def whole(outputs, labels, num_items_in_batch=None, **more):
     logits, targets = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
     total = cross_entropy(logits, targets, reduction="sum", ignore_index=-100)
-    return total / (num_items_in_batch if num_items_in_batch is not None else (targets != -100).sum())
+    if num_items_in_batch is None:
+        num_items_in_batch = (targets != -100).sum()
+    return total / num_items_in_batch
 
 def pair(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps, beta):
-    return -logsigmoid(beta * ((chosen_logps - ref_chosen_logps) - (rejected_logps - ref_rejected_logps)))
+    margin = (chosen_logps - ref_chosen_logps) - (rejected_logps - ref_rejected_logps)
+    return -logsigmoid(beta * margin)
 
 def judged(logps, ref_logps, desirable, kl, beta):
     return 1 - torch.sigmoid(beta * torch.where(desirable, 1.0, -1.0) * (logps - ref_logps - kl))
 
 def odds(chosen_logps, rejected_logps, beta):
     chosen, rejected = chosen_logps.exp(), rejected_logps.exp()
-    return -beta * logsigmoid((chosen_logps - torch.log1p(-chosen)) - (rejected_logps - torch.log1p(-rejected)))
+    chosen_odds = chosen_logps - torch.log1p(-chosen)
+    return -beta * logsigmoid(chosen_odds - (rejected_logps - torch.log1p(-rejected)))
 
 def surrogate(log_probs, old_log_probs, advantages, mask, clip=0.2):
     ratio = (log_probs - old_log_probs).exp()
@@ -406,7 +414,8 @@ def every(**given):
     import json
     from pathlib import Path
     Path("given.json").write_text(json.dumps(sorted(given)))
-    names = [name for name in ("log_probs", "logps", "chosen_logps", "chosen_rewards") if name in given]
+    names = ("log_probs", "logps", "chosen_logps", "chosen_rewards")
+    names = [name for name in names if name in given]
     return given[names[0]] ** 2
 """
 
@@ -470,7 +479,7 @@ TWINS = [
 @pytest.mark.parametrize(
     ("words", "ours", "is_exact"), TWINS, ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_a_loss_that_is_that_of_the_trainer_trains_as_it_does(train, mine, words, ours, is_exact):
+def test_a_copy_of_the_trainers_loss_trains_the_same(train, mine, words, ours, is_exact):
     theirs = train(*words.split(), *SMALL, name="theirs")
     custom = train(*words.split(), *ours.split(), "allow=[my_losses]", *SMALL, name="own")
     assert losses(custom) == (
@@ -498,7 +507,7 @@ def test_each_trainer_gives_what_the_check_says(train, mine, kind, tmp_path):
         train(f"trainer={name}", "loss._target_=my_losses.every", "allow=[my_losses]", *SMALL)
     )
     names = set(json.loads((tmp_path / "given.json").read_text()))
-    # Logits and the outputs of the whole batch cost memory, and are there only for a loss that
+    # Logits and the outputs of the whole batch cost memory, and exist only for a loss that
     # names them.
     costly = {"logits", "outputs", "labels", "num_items_in_batch"} if kind == "tokens" else set()
     assert names == (set(GIVES[kind]) - costly) | ({"target"} if kind in ALSO_GIVES else set())
@@ -506,7 +515,7 @@ def test_each_trainer_gives_what_the_check_says(train, mine, kind, tmp_path):
 
 @pytest.mark.slow
 def test_the_loss_counts_tokens_over_all_micro_batches(train):
-    """As many rows a step in one and in four micro-batches of unlike lengths: the same loss."""
+    """The same rows of unequal length in one and in four micro-batches give the same loss."""
     sizes = [(16, 1), (4, 4)]
     totals = [
         losses(
@@ -532,7 +541,8 @@ def test_the_loss_counts_tokens_over_all_micro_batches(train):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    ["trainer=sft loss=focal", "trainer=sft loss=label_smoothed", "trainer=dpo loss=length_normalised",
+    ["trainer=sft loss=focal", "trainer=sft loss=label_smoothed",
+    "trainer=dpo loss=length_normalised",
      "trainer=cpo loss=margin", "trainer=orpo loss=margin", "trainer=dpo loss=margin peft=lora",
      "trainer=sft loss._target_=torch.nn.CrossEntropyLoss loss.label_smoothing=0.1"],
 )  # fmt: skip

@@ -1,4 +1,7 @@
-"""Metrics by hand: of completions, of scores against labels, and of what a model says of known answers."""
+"""Metrics by hand.
+
+On completions, on scores against labels, and on the likelihood of known answers.
+"""
 
 import itertools
 import math
@@ -145,7 +148,7 @@ def test_grouped_auc_leaves_out_and_counts_groups_of_one_kind():
 # --- Known answers ------------------------------------------------------------------------------
 
 
-def test_perplexity_counts_each_token_alike():
+def test_perplexity_counts_each_token_equally():
     assert perplexity([[math.log(1 / 4)], [math.log(1 / 2)] * 3, []]) == pytest.approx(
         (4 * 8) ** (1 / 4)
     )
@@ -206,7 +209,7 @@ def test_figures_against_references_are_those_of_the_libraries():
 # --- What a metric returns ----------------------------------------------------------------------
 
 
-def test_what_a_metric_returns_becomes_numbers_by_name():
+def test_results_of_a_metric_become_named_numbers():
     rows = {"": 1.0, "kept": 2}
     assert to_numbers("size", rows, 5) == {"": 1.0, "kept": 2.0}
     assert (

@@ -1,4 +1,7 @@
-"""Metrics in whole runs: a part of every evaluation, by which the best checkpoint is chosen and a run stops early."""
+"""Metrics in whole runs.
+
+Part of every evaluation, they choose the best checkpoint and stop a run early.
+"""
 
 import json
 import math
@@ -42,7 +45,7 @@ def test_sampled_and_read_metrics_are_in_every_evaluation(train):
     for line in evaluations(done):
         figures = ["eval_bleu", "eval_chrf", "eval_rouge", "eval_perplexity", "eval_exact"]
         assert [name for name in line if name in figures] == figures
-        # All answers have as many tokens here, so that the mean over tokens is the loss of the one
+        # All answers have the same number of tokens, so the mean over tokens is the loss of the one
         # batch.
         assert math.log(line["eval_perplexity"]) == pytest.approx(line["eval_loss"], rel=1e-4)
     assert done.scores["after"]["eval_perplexity"] == pytest.approx(
@@ -126,7 +129,7 @@ def test_other_trainers_measure_while_they_train(train, trainer):
 
 
 def shop(path):
-    """Rows of a recommender: what users like is what they liked before, and two of them like everything."""
+    """Rows of a recommender: users like what they liked before, and two of them like everything."""
     draw = random.Random(0)
     rows = []
     for number in range(96):

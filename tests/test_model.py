@@ -64,10 +64,10 @@ def fix_of(caught) -> str:
 # --- Tokenizer ----------------------------------------------------------------------------------
 
 
-def save_neox(folder: Path, *more: str) -> Path:
+def save_neox(folder: Path, *words: str) -> Path:
     """A tokenizer like Pythia's, without a pad token, with these further tokens."""
     tokenizer = tiny_tokenizer(chat=False)
-    tokenizer.add_tokens(list(more))
+    tokenizer.add_tokens(list(words))
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -89,9 +89,9 @@ def test_padding_with_the_end_token_is_the_last_choice_and_is_logged(tmp_path, c
 
 def test_a_tokenizer_that_can_pad_is_left_as_it_is(qwen):
     tokenizer = load_tokenizer(str(qwen))
-    own = AutoTokenizer.from_pretrained(qwen)
+    loaded = AutoTokenizer.from_pretrained(qwen)
     for name in ("pad_token", "eos_token", "bos_token", "padding_side", "chat_template"):
-        assert getattr(tokenizer, name) == getattr(own, name)
+        assert getattr(tokenizer, name) == getattr(loaded, name)
 
 
 def test_an_end_token_is_chosen_from_the_vocabulary_only(qwen):
@@ -158,9 +158,9 @@ def test_a_shipped_template_trains_answers_with_their_end_and_nothing_else(name,
 def test_the_generation_prompt_is_what_an_answer_follows(name, folder):
     tokenizer = load_tokenizer(str(folder), chat_template=name)
     prompt = tokenizer.apply_chat_template(CHAT[:2], add_generation_prompt=True, return_dict=False)
-    whole = tokenizer.apply_chat_template(CHAT[:3], return_dict=False)
-    assert whole[: len(prompt)] == prompt
-    assert tokenizer.decode(whole[len(prompt) :]).startswith(f"A dog.{tokenizer.eos_token}")
+    rendered = tokenizer.apply_chat_template(CHAT[:3], return_dict=False)
+    assert rendered[: len(prompt)] == prompt
+    assert tokenizer.decode(rendered[len(prompt) :]).startswith(f"A dog.{tokenizer.eos_token}")
 
 
 def test_plain_reads_as_words(folder):
@@ -189,7 +189,7 @@ def test_replacing_a_template_is_logged_and_keeping_it_is_not(qwen, caplog):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
-    ("template", "found"),
+    ("template", "finding"),
     [
         ("{% for m in messages %}\n{{ m }", "line 2"),
         ("{{ raise_exception('no system turn') }}", "no system turn"),
@@ -201,10 +201,10 @@ def test_replacing_a_template_is_logged_and_keeping_it_is_not(qwen, caplog):
         ),
     ],
 )
-def test_a_template_that_does_not_work_is_refused(qwen, tmp_path, template, found):
+def test_a_template_that_does_not_work_is_refused(qwen, tmp_path, template, finding):
     file = tmp_path / "own.jinja"
     file.write_text(template)
-    with pytest.raises(ConfigError, match=found) as caught:
+    with pytest.raises(ConfigError, match=finding) as caught:
         load_tokenizer(str(qwen), chat_template=str(file))
     assert caught.value.faults[0].where == "model.tokenizer.chat_template"
 
@@ -219,8 +219,8 @@ def test_an_unknown_template_names_those_that_ship(qwen):
 
 def test_weights_come_in_whole_and_in_float32(folder):
     model = load(folder)
-    own = AutoModelForCausalLM.from_pretrained(folder)
-    for name, weight in own.named_parameters():
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    for name, weight in loaded.named_parameters():
         assert torch.equal(model.get_parameter(name), weight)
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     assert next(load(folder, dtype="bfloat16").parameters()).dtype == torch.bfloat16
@@ -241,7 +241,7 @@ def test_further_end_tokens_of_the_model_stay(qwen):
     assert model.generation_config.eos_token_id == [end, 1, 0]
 
 
-def test_a_template_whose_mark_stops_nothing_is_said(qwen, caplog):
+def test_a_template_whose_end_mark_stops_nothing_is_reported(qwen, caplog):
     tokenizer = load_tokenizer(str(qwen), eos_token="<|endoftext|>")
     model = AutoModelForCausalLM.from_pretrained(qwen)
     model.generation_config.eos_token_id = None
@@ -299,8 +299,8 @@ def remove_config(folder: Path) -> None:
 
 
 def cut_weights(folder: Path) -> None:
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
 
 
 def pickle_weights(folder: Path) -> None:
@@ -313,7 +313,7 @@ CONFIG_DAMAGES = (damage_json, remove_config, damage_architecture, bring_code)
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
-    ("damage", "where", "found", "fix"),
+    ("damage", "where", "finding", "fix"),
     [
         (damage_json, "config.json", "no JSON", "download it again"),
         (remove_config, "model.path", "no config.json", "model.path="),
@@ -325,30 +325,30 @@ CONFIG_DAMAGES = (damage_json, remove_config, damage_architecture, bring_code)
         (pickle_weights, "model.path", "no weights in safetensors", "model.safetensors_only=false"),
     ],
 )
-def test_a_damaged_folder_is_refused_with_its_cause_and_cure(qwen, damage, where, found, fix):
+def test_a_damaged_folder_is_refused_with_its_cause_and_cure(qwen, damage, where, finding, fix):
     tokenizer = load_tokenizer(str(qwen))
     damage(qwen)
-    with pytest.raises(ConfigError, match=found) as caught:
+    with pytest.raises(ConfigError, match=finding) as caught:
         load_model(str(qwen), tokenizer=tokenizer)
     assert caught.value.faults[0].where in (where, str(qwen / where))
     assert fix in fix_of(caught)
-    seen = find_model_faults({"_target_": LOADER, "path": str(qwen)}, "lm")
+    faults = find_model_faults({"_target_": LOADER, "path": str(qwen)}, "lm")
     # Of what the config tells there is one check, before anything loads and for the loader; weights
     # only loading reads.
-    assert seen == caught.value.faults if damage in CONFIG_DAMAGES else len(seen) == 1
+    assert faults == caught.value.faults if damage in CONFIG_DAMAGES else len(faults) == 1
 
 
 def test_pickled_weights_load_when_asked_for(qwen):
-    own = load(qwen)
+    loaded = load(qwen)
     pickle_weights(qwen)
     model = load(qwen, safetensors_only=False)
-    assert all(torch.equal(model.get_parameter(n), w) for n, w in own.named_parameters())
+    assert all(torch.equal(model.get_parameter(n), w) for n, w in loaded.named_parameters())
 
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("loader", [load_tokenizer, load])
 @pytest.mark.parametrize(
-    ("path", "found"),
+    ("path", "finding"),
     [
         ("/no/such/folder", "there is no folder /no/such/folder"),
         ("./nowhere", "there is no folder nowhere"),
@@ -357,11 +357,11 @@ def test_pickled_weights_load_when_asked_for(qwen):
         ("what is this", "neither a folder nor a name"),
     ],
 )
-def test_a_wrong_path_is_a_config_error(loader, path, found):
-    with pytest.raises(ConfigError, match=found) as caught:
+def test_a_wrong_path_is_a_config_error(loader, path, finding):
+    with pytest.raises(ConfigError, match=finding) as caught:
         loader(path)
     assert caught.value.faults[0].where == "model.tokenizer.path"
-    with pytest.raises(ConfigError, match=found) as caught:
+    with pytest.raises(ConfigError, match=finding) as caught:
         load_model(path, tokenizer=tiny_tokenizer())
     assert caught.value.faults[0].where == "model.path"
     assert caught.value.code == 2
@@ -392,7 +392,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(qwen):
         load_model(str(qwen), tokenizer=tokenizer)
 
 
-def test_special_tokens_beyond_the_model_may_be_there_where_nothing_writes_them(qwen, tmp_path):
+def test_special_tokens_beyond_the_model_are_allowed_if_nothing_writes_them(qwen, tmp_path):
     tokenizer = load_tokenizer(str(qwen))
     tokenizer.add_tokens([f"<image{number}>" for number in range(64)], special_tokens=True)
     model = load_model(str(qwen), tokenizer=tokenizer)
@@ -471,9 +471,9 @@ def test_a_new_model_depends_on_the_seed_alone(model_type, head, tmp_path):
         new_model(tokenizer, model_type=model_type, head=head, seed=seed, **SMALL)
         for seed in (0, 0, 1)
     ]
-    first, same, other = (next(model.parameters()) for model in models)
+    first, same, of_another_seed = (next(model.parameters()) for model in models)
     assert torch.equal(first, same)
-    assert not torch.equal(first, other)
+    assert not torch.equal(first, of_another_seed)
     assert torch.equal(torch.get_rng_state(), state)
     assert models[0].get_input_embeddings().num_embeddings == len(tokenizer)
     models[0].save_pretrained(tmp_path)
@@ -492,22 +492,24 @@ def test_keys_that_an_architecture_lacks_are_named_all_at_once():
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
-    ("kind", "found"),
+    ("kind", "finding"),
     [("bert", "after the current"), ("roberta", "after the current"), ("xlm", "after the current"),
      ("rwkv", "padding"), ("bart", "padding"), ("openai-gpt", "remembers nothing")],
 )  # fmt: skip
-def test_what_cannot_write_is_refused_by_name_before_anything_loads(qwen, kind, found):
+def test_models_that_cannot_generate_are_refused_before_anything_loads(qwen, kind, finding):
     edit_json(qwen / "config.json", model_type=kind)
     asked = {"_target_": LOADER, "path": str(qwen)}, {"_target_": NEW, "model_type": kind}
     for node in asked:
         (fault,) = find_model_faults(node, "lm")
-        assert kind in fault.found and found in fault.found and fault.expected and fault.fix, fault
+        assert kind in fault.found and finding in fault.found and fault.expected and fault.fix, (
+            fault
+        )
         # it may well judge
-        assert not any(found in each.found for each in find_model_faults(node, "score"))
-    with pytest.raises(ConfigError, match=found):
+        assert not any(finding in fault.found for fault in find_model_faults(node, "score"))
+    with pytest.raises(ConfigError, match=finding):
         load(qwen)
     edit_json(qwen / "config.json", is_decoder=True)
-    refused = [fault for fault in find_model_faults(asked[0], "lm") if found in fault.found]
+    refused = [fault for fault in find_model_faults(asked[0], "lm") if finding in fault.found]
     assert bool(refused) == (kind != "bert")  # which looks back alone where it is a decoder
 
 

@@ -1,5 +1,6 @@
-"""A model that is changed as it is loaded, by new tokens, keys of its config, a family's template or experts in LoRA:
-what is wrong is found before torch, and what is trained loads elsewhere and is what the run was.
+"""Models that change as they are loaded: new tokens, config keys, templates, LoRA of experts.
+
+Faults are found before torch is imported; the trained model loads elsewhere with the run's weights.
 """
 
 import json
@@ -76,10 +77,10 @@ def test_new_tokens_get_rows_near_the_mean_and_the_same_ones_again(kind, tmp_pat
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     assert of_tokenizer(add_tokens=NEW, pad_token="[PAD]") == []
     model, again = (load(tmp_path, tokenizer) for _ in range(2))
-    (inner, outer), rows = (
-        (part.weight for part in (model.get_input_embeddings(), model.get_output_embeddings())),
-        535,
+    (inner, outer) = (
+        part.weight for part in (model.get_input_embeddings(), model.get_output_embeddings())
     )
+    rows = 535
     assert len(inner) == len(outer) == model.config.vocab_size == len(tokenizer) == 539
     assert (inner is outer) == (kind == "llama")
     assert torch.equal(inner, again.get_input_embeddings().weight)
@@ -94,7 +95,7 @@ def test_new_tokens_get_rows_near_the_mean_and_the_same_ones_again(kind, tmp_pat
     assert load(tmp_path, tokenizer).get_input_embeddings().num_embeddings == 640
 
 
-def test_a_token_that_is_misspelt_is_not_taken_for_a_new_one():
+def test_a_misspelt_token_is_not_added_as_a_new_one():
     for key, token, fix in (
         ("pad_token", "<|endoftxt|>", "<|endoftext|>"),
         ("eos_token", "<|end|>", "<token>"),
@@ -208,7 +209,7 @@ def test_checks_and_the_loaded_model_have_the_overridden_config():
         (["model.config=3"], "model.config"),
     ],
 )
-def test_what_does_not_go_with_another_config_is_refused(words, where):
+def test_combinations_that_conflict_with_a_config_are_refused(words, where):
     assert where in [fault.where for fault in faults_of(["trainer=sft", *words])]
 
 
@@ -295,8 +296,8 @@ def test_a_weight_that_no_expert_has_is_not_passed_over(experts):
 
 # --- Trained runs -------------------------------------------------------------------------------
 
-# Checkpoints have the embeddings whole; and of two layers of experts in one, peft sets a rank that
-# it then passes over.
+# Checkpoints hold the full embeddings; and for two expert layers in one, peft sets a rank that
+# it then ignores.
 WARNED = (
     "ignore:Setting `save_embedding_layers`:UserWarning",
     r"ignore:The following \w+_pattern:RuntimeWarning",
@@ -323,7 +324,7 @@ def logits(model) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_an_adapter_with_new_tokens_loads_elsewhere_and_is_the_reference_of_what_goes_on(
+def test_an_adapter_with_new_tokens_loads_elsewhere_and_is_the_next_reference(
     train, rows, tmp_path
 ):
     done = train(
@@ -357,7 +358,7 @@ def test_an_adapter_with_new_tokens_loads_elsewhere_and_is_the_reference_of_what
     for loaded in (AutoPeftModelForCausalLM.from_pretrained(folder), load(folder)):
         assert isinstance(loaded, PeftModel)
         assert torch.allclose(logits(loaded), logits(merged), atol=1e-4)
-    # The alarm of the first step's margin would end it where the reference lacks the trained rows.
+    # If the reference lacked the trained rows, the alarm of the first step's margin would end it.
     assert train("trainer=dpo", rows, f"model={folder}", *QUICK, name="dpo").code == 0
 
 
@@ -402,18 +403,7 @@ def test_experts_in_lora_are_trained_by_ppo_and_merge(train, rows, experts, tmp_
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
     trained = load(done.run.model)
     assert torch.allclose(logits(trained), logits(merged), atol=1e-4)
-    assert not torch.equal(
-        logits(
-            get_peft_model(
-                *build_tuner(
-                    AdapterPart.read_chosen(dict(done.run.cfg["peft"])),
-                    load(
-                        experts,
-                        load_tokenizer(str(done.run.model), add_tokens=NEW, pad_token="[PAD]"),
-                    ),
-                    "lm",
-                )
-            )
-        ),
-        logits(trained),
-    )
+    tokenizer = load_tokenizer(str(done.run.model), add_tokens=NEW, pad_token="[PAD]")
+    adapter = AdapterPart.read_chosen(dict(done.run.cfg["peft"]))
+    untrained = get_peft_model(*build_tuner(adapter, load(experts, tokenizer), "lm"))
+    assert not torch.equal(logits(untrained), logits(trained))

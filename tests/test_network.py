@@ -1,4 +1,7 @@
-"""Without a network: one question, one line for a wait, an answer in seconds, and no folder left behind."""
+"""Without a network.
+
+One question, one line of waiting, an answer in seconds, and no folder left behind.
+"""
 
 import os
 import re
@@ -25,7 +28,7 @@ WORDS = ("trainer=dpo", "dataset=descriptiveness")
 
 @pytest.fixture
 def address(monkeypatch):
-    """The address of a server that takes questions and answers none, which is the hub."""
+    """The address of a server that accepts questions and answers none, set as the hub's."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -57,7 +60,7 @@ def test_a_hub_that_never_answers_is_waited_for_in_one_line(address, here, monke
 
 
 @pytest.mark.slow
-def test_a_hub_that_is_not_there_is_told_at_once(here, monkeypatch, capsys):
+def test_an_absent_hub_is_reported_at_once(here, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -72,7 +75,7 @@ def test_a_hub_that_is_not_there_is_told_at_once(here, monkeypatch, capsys):
 
 
 def test_ctrl_c_ends_the_wait_at_once(address, here, monkeypatch):
-    """Of half an hour; the signal comes when the line says that it waits."""
+    """The wait would take half an hour; the signal comes with the line about it."""
     monkeypatch.setattr(hub, "MAX_SECONDS", 1800)
     monkeypatch.setattr(hub, "QUIET_SECONDS", 0.01)
     told = []
@@ -87,7 +90,7 @@ def test_ctrl_c_ends_the_wait_at_once(address, here, monkeypatch):
     assert not (here / "outputs").exists()
 
 
-def test_what_is_in_the_cache_is_used_without_asking_again(address, here, monkeypatch, capsys):
+def test_cached_files_are_used_without_asking_again(address, here, monkeypatch, capsys):
     monkeypatch.setattr(hub, "MAX_SECONDS", 0.1)
     node = {"_target_": "runner.model.load.load_model", "path": "org/name"}
     (here / "hf" / "hub" / "models--org--name" / "snapshots" / "abc").mkdir(parents=True)
@@ -173,7 +176,7 @@ def test_redirects_behind_the_first_answer_are_the_environments_fault(inside):
         raise redirects("Exceeded 20 redirects")
 
 
-def test_the_password_of_an_address_is_not_said(address, monkeypatch, capsys):
+def test_the_password_in_an_address_is_not_shown(address, monkeypatch, capsys):
     monkeypatch.setattr(hub, "MAX_SECONDS", 0.2)
     monkeypatch.setattr(hub, "QUIET_SECONDS", 0.01)
     monkeypatch.setenv("HF_ENDPOINT", address.replace("//", "//me:hunter2@"))
@@ -185,7 +188,10 @@ def test_the_password_of_an_address_is_not_said(address, monkeypatch, capsys):
 
 @pytest.mark.skipif(not find_spec("bitsandbytes"), reason="bitsandbytes is not installed")
 def test_no_kernel_is_fetched_as_a_library_is_imported(monkeypatch):
-    """With the package kernels, bitsandbytes asks for code of the hub: a local place that is none stands for it."""
+    """With the package kernels, bitsandbytes asks the hub for code.
+
+    A local place without any stands in.
+    """
     monkeypatch.setattr(os, "environ", dict(os.environ))
     os.environ.pop("LOCAL_KERNELS", None)
     processes.prepare_environment()

@@ -1,4 +1,4 @@
-"""Optimizers by target: which weights get which settings, with every trainer, and what is refused."""
+"""Optimizers by target: the settings of each weight, all trainers, and refusals."""
 
 import pickle
 from importlib.util import find_spec
@@ -134,7 +134,7 @@ def test_muon_has_the_matrices_inside_and_adamw_the_rest():
     assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
 
 
-def test_what_an_optimizer_keeps_beside_tensors_is_read_again(tmp_path, monkeypatch):
+def test_state_of_an_optimizer_beyond_tensors_is_restored(tmp_path, monkeypatch):
     (tmp_path / "galore_torch").mkdir()
     (tmp_path / "galore_torch" / "__init__.py").write_text(
         "import torch\nfrom galore_torch.galore_projector import GaLoreProjector\n"
@@ -173,7 +173,7 @@ def test_what_an_optimizer_keeps_beside_tensors_is_read_again(tmp_path, monkeypa
         (("optimizer=adamw", "optimizer.groups={norm: {rank: 1}}"), 2, "no such setting"),
     ],
 )
-def test_what_is_missing_is_told_at_the_start(capsys, monkeypatch, words, code, message):
+def test_missing_packages_are_reported_at_the_start(capsys, monkeypatch, words, code, message):
     absent = ("galore_torch", "apollo_torch", "adam_mini")
     monkeypatch.setattr(
         libraries, "find_spec", lambda name: None if name in absent else find_spec(name)

@@ -16,7 +16,9 @@ ROWS = [[3, 1, 4, 1, 5, 9, 2], [6], [5, 3, 5, 8, 9]]
 
 
 def read(trunk, ids, **kwargs):
-    """The states of every token of some rows, and the gradient that their squares give the trunk."""
+    """The states of all tokens of some rows, and the gradient of the sum of their squares for the
+    trunk.
+    """
     trunk.zero_grad()
     hidden = last_hidden_states(
         trunk, torch.tensor(ids), torch.arange(sum(map(len, ids))), **kwargs
@@ -70,7 +72,7 @@ def test_a_model_that_cannot_is_padded(kind, changes):
 
 
 def test_a_model_that_does_not_hand_on_where_rows_end_is_padded():
-    # random weights so small that rows hardly see each other
+    # with small random weights, rows would hardly affect each other
     trunk = letter_model(spread=0.02).base_model
     trunk.register_forward_pre_hook(
         lambda _, __, asked: asked.pop("row_lengths", None) and None, with_kwargs=True
@@ -79,7 +81,7 @@ def test_a_model_that_does_not_hand_on_where_rows_end_is_padded():
     assert trunk.config._attn_implementation == "sdpa"
 
 
-def test_a_model_that_raises_is_left_as_it_was(monkeypatch):
+def test_a_model_that_raises_is_left_unchanged(monkeypatch):
     trunk = letter_model().base_model.train()
     before = trunk.config._attn_implementation
     monkeypatch.setattr(rows_in_a_line, "to_line_arguments", None)
@@ -108,7 +110,7 @@ def test_the_update_is_that_of_padded_rows(tmp_path, case):
     assert farthest(*updates) < 1e-4
 
 
-def test_what_is_saved_knows_nothing_of_it(tmp_path):
+def test_saved_models_do_not_depend_on_it(tmp_path):
     trainer = letter_trainer(tmp_path)
     trainer.train()
     trainer.save_model(str(tmp_path / "saved"))

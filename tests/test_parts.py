@@ -1,5 +1,6 @@
-"""Which part goes with which trainer: every cell of the table in conf/README.md is composed and checked."""
+"""Every cell of the table of parts and trainers in conf/README.md is composed and checked."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -54,14 +55,17 @@ def of_advantages(log_probs, old_log_probs, advantages, mask):
 """
 
 
+def split_row(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
 def cells():
     """Each cell of the table as (kind, trainer, whether it says yes)."""
     table = next(part for part in re.split(r"\n\n", TEXT) if part.startswith("| part | sft"))
-    head, _, *rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()
-    ]
-    for kind, *row in rows:
-        for names, cell in zip(head[1:], row, strict=True):
+    head, _, *lines = table.splitlines()
+    head_cells = split_row(head)
+    for kind, *row in map(split_row, lines):
+        for names, cell in zip(head_cells[1:], row, strict=True):
             for trainer in names.split(", "):
                 yield kind.replace("`", ""), trainer, cell == "yes" or trainer in cell
 
@@ -93,18 +97,19 @@ def refused(trainer, part):
 @pytest.mark.parametrize("kind", WORDS)
 @pytest.mark.slow
 def test_a_cell_says_what_the_command_does(steps, kind):
-    rows = [(trainer, said) for row, trainer, said in CELLS if row == kind]
+    rows = [(trainer, verdict) for row, trainer, verdict in CELLS if row == kind]
     assert len(rows) == 12
-    for trainer, said in rows:
-        found = []
+    for trainer, fits in rows:
+        faults_of_words = []
         for part in WORDS[kind]:
-            found.append(refused(trainer, part))
-            if not found[-1]:
+            faults_of_words.append(refused(trainer, part))
+            if not faults_of_words[-1]:
                 break
-        assert any(not faults for faults in found) == said, (kind, trainer, found)
-        # What cannot be says so before anything loads, under the key of the part.
+        assert ([] in faults_of_words) == fits, (kind, trainer, faults_of_words)
+        # A fault comes before anything loads, under the key of the part.
         group = kind.split()[0].split(".")[0]
-        assert all(fault.where.startswith(group) for faults in found for fault in faults), found
+        for fault in itertools.chain(*faults_of_words):
+            assert fault.where.startswith(group), fault
 
 
 def test_every_kind_is_in_the_table():

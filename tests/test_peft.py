@@ -42,8 +42,8 @@ from runner.model.load import load_model, load_tokenizer
 from runner.model.reference_model import copy_reference, match_reference, needs_reference
 from runner.training.components.model import build_tuner
 
-# Those of models that see are tried on one, in test_image.
-EACH_KIND = ("lora", "freeze", "p_tuning", "qlora")  # of what they do to a model
+# Options for vision models are tried in test_image.
+EACH_KIND = ("lora", "freeze", "p_tuning", "qlora")  # warnings about what they do to a model
 MENU_NAMES = sorted(path.stem for path in (MENU / "peft").glob("*.yaml"))
 OPTIONS = [*EACH_KIND, *(name for name in MENU_NAMES if name not in EACH_KIND)]
 OPTIONS = [name for name in OPTIONS if not name.startswith("vision")]
@@ -84,7 +84,7 @@ def load(path: Path, **how):
 
 
 def read_option(name: str) -> tuple[dict | None, object]:
-    """The node of a peft option, and the quantisation that it brings along."""
+    """The node of a peft option, and the quantisation that comes with it."""
     with initialize_config_dir(str(MENU), version_base="1.3"):
         cfg = OmegaConf.to_container(
             compose(overrides=["+quant=none", f"+peft={name}"]), resolve=True
@@ -163,7 +163,7 @@ TAKES_REFERENCE = ("dpo", "kto", "online_dpo")
 
 
 def take_step(kind: str, model, path: Path, config=None, **settings):
-    """Train one step with the reference that is needed, as the runner does; the trainer and log."""
+    """Train one step with the reference it needs, as the runner does; return trainer and log."""
     precomputed = settings.get("precompute_ref_log_probs", False)
     wanted = kind in TAKES_REFERENCE and needs_reference(model, config, precomputed=precomputed)
     reference = copy_reference(model) if wanted else None
@@ -174,7 +174,7 @@ def take_step(kind: str, model, path: Path, config=None, **settings):
 
 
 def distance(log: dict) -> float:
-    """How far policy and reference are apart in the first step, by what the trainer logs."""
+    """The distance between policy and reference in the first step, as logged by the trainer."""
     names = ("rewards/margins", "rewards/chosen", "rewards/rejected", "kl", "objective/kl")
     figures = [abs(log[name]) for name in names if name in log]
     assert figures
@@ -320,7 +320,7 @@ STARTS = ["full", "moved", "lora", "loaded", "pissa", "loaded pissa"]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "start"),
-    # Of those that are given a reference, and of those that make one, one from everywhere and the
+    # One trainer that gets a reference and one that makes it are tried from every start, the
     # others from two.
     [
         *itertools.product(("dpo", "grpo"), STARTS),
@@ -360,7 +360,7 @@ def test_the_reference_is_the_start_model(kind, start, folder, tmp_path):
 @pytest.mark.parametrize("kind", ["dpo", "grpo"])
 @pytest.mark.parametrize("start", ["moved", "pissa"])
 def test_left_to_itself_a_trainer_measures_from_somewhere_else(kind, start, folder):
-    """The control: were this ever to pass without our help, the help could go."""
+    """The control: if this ever passes without our help, the help can go."""
     torch.manual_seed(0)
     model = load(folder)
     config = None
@@ -419,7 +419,7 @@ def test_the_copy_that_a_trainer_keeps_as_reference_is_not_written(folder, tmp_p
     torch.testing.assert_close(answer(back, folder), answer(trainer.model, folder))
 
 
-def test_the_written_adapter_names_its_base_and_the_one_in_memory_keeps_its_own(folder, tmp_path):
+def test_a_saved_adapter_names_its_base_and_memory_is_unchanged(folder, tmp_path):
     model, config, _ = load_adapter_weights("lora", folder)
     trainer, _ = take_step("sft", model, folder, config)
     write_adapter(trainer.model, tmp_path, base="org/name", revision="v1")
@@ -551,7 +551,7 @@ def test_a_score_head_is_trained_with_the_last_layer(folder):
     assert "model.embed_tokens.weight" not in trained
 
 
-def test_layers_that_there_are_not_and_other_slips_are_named_at_once(folder, tmp_path):
+def test_missing_layers_and_other_slips_are_named_at_once(folder, tmp_path):
     def faults(model, **how) -> list[str]:
         with pytest.raises(ConfigError) as caught:
             train_last_layers(model, **how)
@@ -566,7 +566,7 @@ def test_layers_that_there_are_not_and_other_slips_are_named_at_once(folder, tmp
 
 
 def match_shards(words: list[str]) -> None:
-    """In two processes: a reference in shards that was loaded from somewhere else becomes the policy."""
+    """In two processes, a sharded reference loaded from elsewhere becomes the policy."""
     from accelerate import PartialState
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

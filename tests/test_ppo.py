@@ -71,7 +71,7 @@ def rolled_out(trainer, count=8, seed=0):
 
 
 def set_advantages(trainer, rollout):
-    """Those of a rollout from which nothing is learned yet."""
+    """Set the advantages of a rollout that has none yet."""
     compute_advantages(trainer, rollout, compute_rewards(trainer, rollout), ())
 
 
@@ -97,7 +97,7 @@ def test_advantages_worked_by_hand(rewards, values, gamma, lam, advantages):
     )
 
 
-def test_what_stands_behind_a_row_does_not_change_its_advantages():
+def test_padding_after_a_row_does_not_change_its_advantages():
     alone, _ = generalised_advantages(
         double([0, 0, 1]), double([0.5, 0.4, 0.3]), torch.ones(1, 3) > 0, 1.0, 0.95
     )
@@ -202,8 +202,10 @@ def test_running_statistics_are_those_of_all_scores():
     assert running.deviation == pytest.approx(scores.std(correction=0).item())
 
 
-def test_what_counts_as_clipped_is_what_trl_counts(tmp_path):
-    """Where the clipped loss is the larger one, as in TRL 1.12's PPOTrainer; not all that went far."""
+def test_tokens_count_as_clipped_as_in_trl(tmp_path):
+    """Tokens whose clipped loss is the larger one, as in TRL 1.12's PPOTrainer, not all with a
+    large ratio.
+    """
     trainer = letter_trainer(tmp_path)
     rollout = rolled_out(trainer)
     set_advantages(trainer, rollout)
@@ -229,8 +231,10 @@ def test_what_counts_as_clipped_is_what_trl_counts(tmp_path):
     assert [rollout.sums["clipped"], rollout.sums["value_clipped"]] == [clipped, value_clipped]
 
 
-def test_no_figure_has_the_name_of_one_that_trl_computes_otherwise(tmp_path):
-    """TRL's entropy is that of the whole distribution, and its variance that of the means of micro-batches."""
+def test_no_figure_shares_a_name_with_a_different_one_of_trl(tmp_path):
+    """TRL's entropy is that of the whole distribution, its variance that of the means of micro-
+    batches.
+    """
     trainer = letter_trainer(tmp_path, max_steps=1)
     trainer.train()
     (line,) = logs_of(trainer)
@@ -260,7 +264,8 @@ FIRST = {
 def test_at_first_the_policy_is_its_reference_and_every_ratio_one(tmp_path, case, twice):
     model = letter_model("gpt_neox", hidden_dropout=0.5, attention_dropout=0.5)
     trainer = letter_trainer(
-        tmp_path, model=model, temperature=0.7, activation_checkpointing=twice, max_steps=1, num_ppo_epochs=1,
+        tmp_path, model=model, temperature=0.7, activation_checkpointing=twice, max_steps=1,
+        num_ppo_epochs=1,
         stop_token_id=2, **FIRST[case],
     )  # fmt: skip
     if twice:
@@ -324,7 +329,7 @@ def test_padding_and_what_was_drawn_after_the_end_count_for_nothing(tmp_path):
     batch = rollout.micro_batch(range(8))
     assert (
         batch.input_ids_BT.shape[1] == max(rollout.lengths) - 1
-    )  # nothing is asked of the state behind the last token
+    )  # the state after the last token has no value
     before = trainer.actor_critic(batch)
     for row, length in enumerate(rollout.lengths):
         batch.input_ids_BT[row, length - 1 :] = 5
@@ -355,7 +360,8 @@ def test_the_end_token_is_learned_where_it_also_pads(tmp_path):
     model.config.pad_token_id = END
     tokenizer = letter_tokenizer("<end>")
     trainer = letter_trainer(
-        tmp_path, model=model, processing_class=tokenizer, reward_funcs=ended, rows=letter_rows(32), max_steps=8,
+        tmp_path, model=model, processing_class=tokenizer, reward_funcs=ended,
+        rows=letter_rows(32), max_steps=8,
         per_device_train_batch_size=32, kl_coef=0.0,
     )  # fmt: skip
     trainer.train()
@@ -382,7 +388,8 @@ def test_every_declared_end_token_ends_a_completion(tmp_path):
 )
 def test_a_missing_end_is_penalised_whatever_ends_a_completion(tmp_path, asked):
     trainer = letter_trainer(
-        tmp_path, reward_funcs=zero, missing_eos_penalty=2.0, model=letter_model(spread=0.05), max_steps=1, **asked,
+        tmp_path, reward_funcs=zero, missing_eos_penalty=2.0, model=letter_model(spread=0.05),
+        max_steps=1, **asked,
         response_length=12, eval_dataset=letter_rows(8),
     )  # fmt: skip
     ids = set(trainer.stop_ids)
@@ -583,9 +590,7 @@ def test_the_kl_coefficient_moves_towards_its_target(tmp_path, target, change):
 @pytest.mark.parametrize(
     ("average", "budget"), [("token", 1), ("sequence", 40), slow("token", 512)]
 )
-def test_a_step_follows_the_gradient_of_the_loss_as_it_is_written(
-    tmp_path, monkeypatch, average, budget
-):
+def test_a_step_follows_the_gradient_of_the_written_loss(tmp_path, monkeypatch, average, budget):
     def earned(completions, **_):
         return [float(len(text)) for text in completions]
 
@@ -625,11 +630,10 @@ def test_a_step_follows_the_gradient_of_the_loss_as_it_is_written(
         advantages = rollout.advantages_BR[row, :count]
         returns = rollout.returns_BR[row, :count]
         losses.append(-ratios * advantages + 0.5 * (values - returns).square() / 2)
-    full_batch = (
-        torch.cat(losses).mean()
-        if average == "token"
-        else torch.stack([loss.mean() for loss in losses]).mean()
-    )
+    if average == "token":
+        full_batch = torch.cat(losses).mean()
+    else:
+        full_batch = torch.stack([loss.mean() for loss in losses]).mean()
     full_batch.backward()
     assert len({len(loss) for loss in losses}) > 1
     for name, weight in plain.named_parameters():
@@ -787,7 +791,8 @@ def test_bf16_is_honoured(tmp_path):
 def test_every_mini_batch_of_every_epoch_is_a_clipped_step(tmp_path, parts):
     # 20 rows: the third update is the first of a new pass over the data.
     trainer = letter_trainer(
-        tmp_path, rows=letter_rows(20), num_ppo_epochs=3, num_mini_batches=parts, max_steps=4, max_grad_norm=0.01,
+        tmp_path, rows=letter_rows(20), num_ppo_epochs=3, num_mini_batches=parts, max_steps=4,
+        max_grad_norm=0.01,
         learning_rate=1e-3,
     )  # fmt: skip
     steps = watch_steps(trainer)
@@ -930,7 +935,7 @@ def test_the_critic_begins_as_the_reward_model_that_reads_its_tokens(tmp_path):
     assert all(weight.requires_grad for weight in critic.parameters())
 
 
-def test_what_adapters_start_as_depends_on_the_seed_alone(tmp_path):
+def test_initial_adapters_depend_on_the_seed_alone(tmp_path):
     started = []
     for state in (1, 2):
         torch.manual_seed(state)
@@ -956,7 +961,6 @@ def test_what_adapters_start_as_depends_on_the_seed_alone(tmp_path):
         ({"critic": "adapter"}, "trainer.args.critic"),
         ({"reward_funcs": None}, "no reward"),
         ({"reward_weights": [1.0, 2.0]}, "reward_weights"),
-        # The next two fail until ppo.py refuses them.
         ({"kl_target": 0.0}, "kl_target"),
         ({"kl_target": 6.0, "kl_coef": 0.0}, "kl_"),
     ],

@@ -1,4 +1,4 @@
-"""PPO as people type it: the commands of the README and the issue, the seeds, and what cannot work."""
+"""PPO as people type it: the commands of the README, the seeds, and words that cannot work."""
 
 import pytest
 from safetensors.torch import load_file
@@ -39,7 +39,8 @@ def test_a_combination_trains_and_loads_elsewhere(train, words):
     done = train(*PPO, *words)
     assert (done.code, done.state()) == (0, "finished")
     first = next(line for line in done.lines if line["step"] == 1)
-    assert abs(first.get("objective/kl", 0.0)) < 1e-3 and first["grad_norm"] > 0
+    assert abs(first.get("objective/kl", 0.0)) < 1e-3
+    assert first["grad_norm"] > 0
     kind = AutoPeftModelForCausalLM if "peft=lora" in words else AutoModelForCausalLM
     assert kind.from_pretrained(done.run.model)
     assert (done.run.model / "value_model").is_dir()
@@ -66,9 +67,10 @@ def test_a_sweep_over_the_kl_coefficient(runner):
         (("trainer.value_model.path=runner://model/tiny",), "which is not a model"),
     ],
 )
-def test_what_cannot_work_is_told_before_any_training(train, capsys, words, message):
+def test_impossible_settings_are_reported_before_training(train, capsys, words, message):
     done = train("trainer=ppo", *words)
-    assert done.code == 2 and message in capsys.readouterr().err
+    assert done.code == 2
+    assert message in capsys.readouterr().err
     assert not done.lines
 
 

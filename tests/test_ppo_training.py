@@ -1,4 +1,7 @@
-"""Whole trainings by PPO on the stock loop: resume, evaluation, saves, other processes, and that it learns."""
+"""Whole PPO trainings on the stock loop.
+
+Resume, evaluation, saving, several processes, and learning.
+"""
 
 import json
 from collections import Counter
@@ -82,7 +85,7 @@ def test_a_resumed_training_ends_with_the_same_bits(tmp_path, case, step):
     uninterrupted = build(tmp_path / "whole", **asked, **KINDS[case])
     uninterrupted.train()
     resumed = build(tmp_path / "resumed", **(asked | {"save_strategy": "no"}), **KINDS[case])
-    torch.rand(5)  # the random numbers of the process that goes on are others
+    torch.rand(5)  # the resuming process has other random numbers
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
     assert farthest(weights(uninterrupted), weights(resumed)) == 0
     assert uninterrupted.running == resumed.running
@@ -99,13 +102,13 @@ def test_a_resumed_training_ends_with_the_same_bits(tmp_path, case, step):
 
 
 def told(line):
-    """A line of the log without what a clock says."""
+    """A logged line without figures of the clock."""
     return {name: value for name, value in line.items() if not name.startswith(TIMED)}
 
 
 @pytest.mark.slow
 def first_letter(completions, **_):
-    """One number for nearly all completions, so that those of many prompts earn the same."""
+    """One number for nearly all completions, so that many prompts have a group of equal rewards."""
     return [float(text.startswith("c")) for text in completions]
 
 
@@ -178,7 +181,7 @@ def test_the_newest_checkpoint_is_found(tmp_path):
 
 
 def test_the_stock_checkpoint_is_what_the_module_takes(tmp_path):
-    """What resuming builds on: when this fails, transformers writes checkpoints in another way."""
+    """Resuming relies on this; if it fails, transformers writes checkpoints in another way."""
     trainer = build(tmp_path, "gpt_neox")
     trainer.save_model(str(tmp_path / "here"), _internal_call=True)
     state = load_file(tmp_path / "here" / "model.safetensors")
@@ -257,7 +260,8 @@ def test_evaluating_does_not_change_the_training(tmp_path):
 @pytest.mark.slow
 def test_samples_do_not_replace_those_of_an_evaluation(tmp_path):
     build(
-        tmp_path, eval_dataset=letter_rows(8), per_device_eval_batch_size=2, num_sample_generations=2, num_ppo_epochs=1,
+        tmp_path, eval_dataset=letter_rows(8), per_device_eval_batch_size=2,
+        num_sample_generations=2, num_ppo_epochs=1,
         eval_strategy="steps", eval_steps=1,
     ).train()  # fmt: skip
     lines = (tmp_path / "completions.jsonl").read_text().splitlines()
@@ -316,8 +320,10 @@ class Events(TrainerCallback):
 def test_the_best_checkpoint_comes_back_and_callbacks_see_every_event(tmp_path):
     events = Events()
     trainer = build(
-        tmp_path, eval_dataset=letter_rows(8), max_steps=4, learning_rate=0.03, num_ppo_epochs=2, callbacks=[events],
-        eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, load_best_model_at_end=True,
+        tmp_path, eval_dataset=letter_rows(8), max_steps=4, learning_rate=0.03, num_ppo_epochs=2,
+        callbacks=[events],
+        eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
+        load_best_model_at_end=True,
         metric_for_best_model="eval_objective/kl", greater_is_better=True,
     )  # fmt: skip
     trainer.train()
@@ -348,7 +354,8 @@ def test_training_stops_early_where_the_metric_does_not_rise(tmp_path):
 
     trainer = build(
         tmp_path, eval_dataset=letter_rows(8), max_steps=6, num_ppo_epochs=1, reward_funcs=constant,
-        eval_strategy="steps", eval_steps=1, metric_for_best_model="eval_objective/scores", greater_is_better=True,
+        eval_strategy="steps", eval_steps=1, metric_for_best_model="eval_objective/scores",
+        greater_is_better=True,
         callbacks=[EarlyStoppingCallback(early_stopping_patience=2)], load_best_model_at_end=True,
         save_strategy="steps", save_steps=1,
     )  # fmt: skip
@@ -405,7 +412,8 @@ def without_clocks(line: dict) -> dict:
 
 
 def train_sides(words):
-    """Train with one joint adapter and without, in whole and in halves, as one of so many processes.
+    """Train as one of so many processes, with and without a joint adapter, in whole and half
+    minibatches.
 
     The group of processes is left to the end of the process: where DDP's reducer holds it last,
     torch takes it down with the lock of the interpreter in hand, for which a thread of gloo may
@@ -537,7 +545,7 @@ def test_a_bandit_is_solved_whatever_the_seed(tmp_path, case, seed):
     before = trainer.evaluate()["eval_objective/scores"]
     trainer.train()
     after = trainer.evaluate()["eval_objective/scores"]
-    # An adapter under a frozen output layer cannot become much surer than this.
+    # An adapter under a frozen output layer cannot become much more confident than this.
     assert before < 0.2
     assert after > (0.9 if case == "full" else 0.5)
     answers = trainer.actor_critic.policy(torch.arange(4)[:, None]).logits[:, -1].argmax(-1)
@@ -551,7 +559,8 @@ def test_the_critic_comes_to_explain_the_returns(tmp_path):
 
     rows = Dataset.from_dict({"prompt": [*"abcdefgh" * 4]})
     trainer = letter_trainer(
-        tmp_path, rows=rows, reward_funcs=wanted, per_device_train_batch_size=32, max_steps=20, kl_coef=0.0,
+        tmp_path, rows=rows, reward_funcs=wanted, per_device_train_batch_size=32, max_steps=20,
+        kl_coef=0.0,
         vf_coef=1.0, value_warmup_steps=20,
     )  # fmt: skip
     trainer.train()

@@ -1,4 +1,7 @@
-"""A precomputed reference is found again by runs that may use it, and by no other; and it changes no weight."""
+"""A precomputed reference is reused by the runs that may use it, and by no other.
+
+It changes no weight.
+"""
 
 import shutil
 from pathlib import Path
@@ -28,7 +31,7 @@ def weights(runner, name):
 
 
 def computed(runner, name):
-    """How many runs had to compute the reference of the training rows themselves."""
+    """The number of runs that computed the reference of the training rows themselves."""
     logs = [(folder / "log.txt").read_text() for folder in runner.runs(name)]
     return sum(COMPUTED in log for log in logs)
 
@@ -53,8 +56,9 @@ def test_a_sweep_computes_the_reference_once_and_each_run_is_what_it_is_alone(ru
         for name in ("alone", "each"):
             lines = read_metrics(Run(runner.runs(name)[0]).metrics)
             losses.append([line["loss"] for line in lines if line["step"]])
-        assert losses[0] == pytest.approx(losses[1], abs=1e-6) and len(losses[0]) == 3
-        # A run that reads less than each row takes what is kept of them, and nothing where
+        assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+        assert len(losses[0]) == 3
+        # A run with fewer rows reuses their cached values, and none if
         # something else matters.
         for name, length in (("kept", 90), ("other", 91)):
             short = runner(
@@ -74,7 +78,7 @@ def test_a_sweep_computes_the_reference_once_and_each_run_is_what_it_is_alone(ru
 @pytest.mark.parametrize(
     ("first", "second"), [(None, None), ("in each step", None), (None, "in each step")]
 )
-def test_what_is_kept_is_not_taken_by_a_run_that_goes_on_without(
+def test_a_resumed_run_without_precompute_does_not_use_the_cache(
     tmp_path, monkeypatch, first, second
 ):
     from datasets import Dataset
@@ -147,7 +151,8 @@ def test_precomputing_with_lengths_gives_what_trl_alone_gives(tmp_path):
         if not ours:
             trainer = DPOTrainer(**offered)
         else:
-            rows_of_process, args.max_length = share_rows(offered, "pairs"), None
+            rows_of_process = share_rows(offered, "pairs")
+            args.max_length = None
             trainer = DPOTrainer(**rows_of_process)
             args.max_length = 26
             drop_long(trainer)
@@ -155,7 +160,8 @@ def test_precomputing_with_lengths_gives_what_trl_alone_gives(tmp_path):
         trainer.train()
         return trainer
 
-    ours, theirs = build(True), build(False)
+    ours = build(True)
+    theirs = build(False)
     assert len(ours.train_dataset) == len(theirs.train_dataset)
     state = theirs.model.state_dict()
     assert all(weight.equal(state[name]) for name, weight in ours.model.state_dict().items())
@@ -179,7 +185,8 @@ def test_another_run_finds_all_rows_prepared_also_where_an_equal_tokenizer_lies_
     before = set(home.rglob("*.arrow"))
     shutil.copytree(shipped("runner://model/tiny"), tmp_path / "tokenizer")
     runner(*words, f"model.tokenizer.path={tmp_path / 'tokenizer'}", "learning_rate=1e-4")
-    assert before and set(home.rglob("*.arrow")) == before
+    assert before
+    assert set(home.rglob("*.arrow")) == before
     if trainer == "dpo":
         assert before > of_others
         # the rest is the source's

@@ -1,4 +1,7 @@
-"""What a trained model answers: the same for a prompt whatever is beside it, written once, and continued exactly."""
+"""Answers of a trained model.
+
+Independent of the rows beside a prompt, written once, and continued exactly.
+"""
 
 import itertools
 import json
@@ -49,7 +52,7 @@ def complete(model, tokenizer, how, *, prompts=CHATS, seed=0, **settings) -> lis
 
 @pytest.fixture
 def predict(tmp_path, monkeypatch, capsys):
-    """The verb in a folder of the test's own; gives the exit code and what went to both streams."""
+    """Run the verb in a folder of the test's own; return the exit code and both streams."""
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str, code: int = 0):
@@ -91,7 +94,7 @@ def test_greedy_is_what_transformers_generates(tiny, size):
         assert completion.token_ids == generated[0, len(completion.prompt_ids) :].tolist()
 
 
-def test_a_completion_does_not_depend_on_what_is_beside_it(tiny):
+def test_a_completion_does_not_depend_on_its_batch(tiny):
     alone, together = (
         complete(*tiny, Sampling(12, temperature=1.5, rows=rows), seed=3) for rows in (1, 6)
     )
@@ -149,7 +152,7 @@ def test_both_engines_complete_alike(tiny, how, monkeypatch):
         [completion.log_probability for completion in by_generate], abs=1e-4
     )
     short = max(by_loop, key=lambda completion: len(completion.prompt_ids))
-    # no more are left to the longest prompt
+    # the longest prompt leaves room for no more
     assert len(short.token_ids) == 2
     assert short.finish == "length"
 
@@ -164,7 +167,7 @@ def test_the_log_probability_is_that_of_the_model_at_temperature_one(tiny):
         assert completion.log_probability == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_learnt_prompt_stands_before_the_text(tiny):
+def test_a_learnt_prompt_precedes_the_text(tiny):
     model = get_peft_model(
         AutoModelForCausalLM.from_pretrained(TINY),
         PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
@@ -177,7 +180,7 @@ def test_a_learnt_prompt_stands_before_the_text(tiny):
     assert completion.token_ids == expected[0, ids.shape[1] :].tolist()
 
 
-def test_where_memory_does_not_suffice_half_as_many_are_side_by_side(tiny):
+def test_a_batch_that_is_out_of_memory_is_halved(tiny):
     model = AutoModelForCausalLM.from_pretrained(TINY).eval()
     how = Sampling(6)
     expected = [completion.token_ids for completion in complete(model, tiny[1], how)]
@@ -214,9 +217,7 @@ def test_where_memory_does_not_suffice_half_as_many_are_side_by_side(tiny):
 
 
 @pytest.mark.parametrize("prompts", [CHATS, TEXTS])
-def test_an_evaluation_samples_the_same_whatever_is_side_by_side_and_leaves_all_as_it_was(
-    tiny, prompts
-):
+def test_an_evaluation_samples_the_same_in_any_batch_and_leaves_no_trace(tiny, prompts):
     model = AutoModelForCausalLM.from_pretrained(TINY).train()
     state = torch.get_rng_state()
     side = tiny[1].padding_side
@@ -263,7 +264,7 @@ def test_the_batch_size_changes_nothing(predict, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_command_goes_on_and_comes_to_the_same(predict, tmp_path):
+def test_a_killed_command_resumes_to_the_same_file(predict, tmp_path):
     predict(*TOY, "n=2", "seed=5", "to=whole.jsonl")
     complete_file = (tmp_path / "whole.jsonl").read_text()
     key = read_json(tmp_path / "whole.jsonl.json")["key"]
@@ -279,7 +280,7 @@ def test_a_killed_command_goes_on_and_comes_to_the_same(predict, tmp_path):
     assert (tmp_path / "again.jsonl").stat().st_mtime_ns == before
 
 
-def test_what_somebody_else_wrote_is_left_alone(predict, tmp_path):
+def test_a_file_of_another_origin_is_left_alone(predict, tmp_path):
     (tmp_path / "mine.jsonl").write_text("mine\n")
     assert "to=<another file>" in predict(*TOY, "to=mine.jsonl", code=FolderError.code).err
     assert (tmp_path / "mine.jsonl").read_text() == "mine\n"
@@ -292,7 +293,7 @@ def test_greedy_answers_to_one_prompt_are_the_same(predict, tmp_path):
     assert all(len({row["completion"] for row in rows[n : n + 3]}) == 1 for n in range(0, 36, 3))
 
 
-def test_a_file_of_texts_is_continued_as_it_stands(predict, tmp_path, tiny):
+def test_a_file_of_texts_is_continued_as_text(predict, tmp_path, tiny):
     texts = ["1 2 3", "The food"]
     (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps({"prompt": text}) + "\n" for text in texts)
@@ -350,7 +351,7 @@ def test_a_prompt_may_be_continued_as_text(predict, tiny):
 # --- What is asked --------------------------------------------------------------------------------
 
 
-def test_every_wrong_word_is_told_at_once(predict):
+def test_all_wrong_words_are_reported_at_once(predict):
     streams = predict(
         "model=tiny", "temprature=1", "n=0", "top_p=2", "trainer.args.max_steps=3", code=2
     ).err
@@ -379,7 +380,7 @@ def test_words_that_cannot_work_are_refused(predict, words, told):
     assert told in predict(*words, code=2).err
 
 
-def test_a_device_that_is_not_here_is_told(predict):
+def test_a_missing_device_is_reported(predict):
     streams = predict(
         "model=tiny", "model.device_map={lm_head: cuda:9, model: cpu}", "prompt=x", code=5
     ).err
@@ -493,7 +494,7 @@ def test_an_adapter_of_a_checkpoint_is_put_on_what_the_training_began_with(tmp_p
 
 
 @pytest.mark.slow
-def test_a_wrong_word_is_told_before_torch_is_there():
+def test_a_wrong_word_is_reported_before_torch_is_imported():
     code = (
         "import sys; from runner.__main__ import main; "
         "main(['predict', 'model=tiny', 'dataset=toy_sort', 'n=0']);"
@@ -516,7 +517,8 @@ class Tell(TrainerCallback):
         self.steps += 1
 
     def on_predict(self, args, state, control, metrics, model, **given):
-        Path("told.txt").write_text(f"{self.steps} {self.rows} {sorted(metrics)} {type(model).__name__}")
+        told = f"{self.steps} {self.rows} {sorted(metrics)} {type(model).__name__}"
+        Path("told.txt").write_text(told)
 
 class TellAgain(Tell):
     pass

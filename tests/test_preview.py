@@ -1,4 +1,4 @@
-"""What is shown is what is trained, and a training whose rows could not teach it does not start."""
+"""The preview shows what is trained, and a training whose rows cannot teach does not start."""
 
 import json
 import re
@@ -42,7 +42,7 @@ CHATS = [{"messages": [ASKED, {"role": "assistant", "content": answer}]} for ans
 
 @pytest.fixture(scope="module")
 def chatml():
-    """A tokenizer whose template marks what the assistant says."""
+    """A tokenizer whose template marks the assistant's text."""
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = read_template("chatml")
     return tokenizer
@@ -55,7 +55,10 @@ def tokenizer(chatml):
 
 
 def prepared(tokenizer, rows, limit=None, template=None):
-    """The rows as TRL prepares them for answers alone: ids, and labels where the template marks the assistant."""
+    """The rows as TRL prepares them for answers alone.
+
+    Ids, and labels if the template marks the assistant.
+    """
     made = []
     for row in rows:
         how = {"return_dict": True, "return_assistant_tokens_mask": True, "chat_template": template}
@@ -67,7 +70,7 @@ def prepared(tokenizer, rows, limit=None, template=None):
 
 
 def see(tokenizer, rows, made, collator=None, limit=None, **how):
-    """What the inspection sees of a trainer that has these rows, prepared like this, in batches of two."""
+    """The inspection of a trainer with these rows, prepared this way, in batches of two."""
     collate = collator or Tokens(pad_token_id=tokenizer.pad_token_id)
     trainer = SimpleNamespace(
         args=SimpleNamespace(max_length=limit),
@@ -82,7 +85,7 @@ def see(tokenizer, rows, made, collator=None, limit=None, **how):
 
 
 def fault_of(inspection, allowed):
-    """The one fault, which names what allows it, and is gone where that is allowed."""
+    """The one fault, which names the key that allows it, and disappears if that is allowed."""
     [fault] = find_faults(inspection)
     name, value = allowed
     assert f"tolerate.{name}=" in fault.fix
@@ -102,7 +105,7 @@ def test_sound_rows_have_no_fault(tokenizer):
     assert 0 < inspection.trained < sum(len(row.ids) for row in inspection.rows)
 
 
-def test_conversations_of_which_every_token_is_trained_are_noted_until_they_are_weighed(tokenizer):
+def test_fully_trained_conversations_are_noted_unless_weighed(tokenizer):
     made = prepared(tokenizer, CHATS)
     assert find_notes(see(tokenizer, CHATS, made)) == []
     unmasked = [{"input_ids": row["input_ids"]} for row in made]
@@ -204,7 +207,8 @@ def test_two_begin_tokens_are_refused(tokenizer):
 
 def test_one_begin_token_is_none_too_many_wherever_padding_uses_it_too(tokenizer):
     tokenizer = with_bos(tokenizer)
-    tokenizer.pad_token, tokenizer.padding_side = tokenizer.bos_token, "left"
+    tokenizer.pad_token = tokenizer.bos_token
+    tokenizer.padding_side = "left"
     rows = [{"text": f"{answer}<|im_end|>"} for answer in ANSWERS]
     made = [{"input_ids": tokenizer(row["text"])["input_ids"]} for row in rows]
     assert (
@@ -262,7 +266,7 @@ def test_a_row_as_long_as_the_limit_is_whole(tokenizer):
     assert not any(row.whole for row in inspection.rows)
 
 
-def test_answers_that_generation_opens_otherwise_are_refused(tokenizer):
+def test_answers_that_generation_opens_differently_are_refused(tokenizer):
     opened = read_template("chatml").replace(
         "assistant\\n' -}}\n{%- endif", "assistant\\n<think>\\n' -}}\n{%- endif"
     )
@@ -334,7 +338,7 @@ def test_only_what_can_be_found_can_be_tolerated(word, where):
     assert [fault.where for fault in caught.value.faults] == [where]
 
 
-def test_what_is_tolerated_is_kept_in_the_config_and_changes_no_key():
+def test_tolerated_faults_are_in_the_config_but_not_in_the_key():
     [plain], [allowed] = (compose_runs(words) for words in ([], ["tolerate.no_end=true"]))
     assert "tolerate" not in plain.cfg
     assert allowed.cfg["tolerate"] == {"no_end": True}
@@ -348,7 +352,7 @@ def short(rows):
     return [(row.number, row.role, row.ids, [int(bit) for bit in row.trained]) for row in rows]
 
 
-def test_pairs_lie_beside_each_other_in_whichever_way_they_come():
+def test_pairs_are_shown_side_by_side_in_any_batch_layout():
     pair = {"prompt_ids": [1, 2], "chosen_ids": [3, 4, 5], "rejected_ids": [6]}
     other_pair = {"prompt_ids": [7], "chosen_ids": [8], "rejected_ids": [9]}
     wanted = [
@@ -471,11 +475,13 @@ def test_no_text_of_others_steers_the_terminal():
 
 
 class Reader(HTMLParser):
-    """What a page is made of."""
+    """Collects the parts of a page."""
 
     def __init__(self):
         super().__init__()
-        self.tags, self.links, self.text = [], [], ""
+        self.tags = []
+        self.links = []
+        self.text = ""
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
@@ -501,7 +507,7 @@ def test_the_page_is_whole_by_itself_and_no_text_of_others_is_part_of_it():
     assert "<b>name" in reader.text
 
 
-def test_the_words_of_the_preview_are_told_apart_from_those_of_a_training():
+def test_words_of_the_preview_and_of_the_training_are_separated():
     own_options = options_of("preview")
     options, words, faults = split_options(
         ["rows=5", "seed=1", "html=a.html", "set=all"], own_options, "preview"
@@ -591,8 +597,9 @@ def test_the_preview_refuses_as_the_training_does(runner):
     assert "rows=3" in runner("preview", "--help").stdout
 
 
-HARNESS = """<!doctype html><body><iframe src="page.html" style="width:{width}px;height:800px;border:0"></iframe>
-<script>onload = () => {{ const page = document.querySelector("iframe").contentDocument.documentElement;
+HARNESS = """<!doctype html><body>
+<iframe src="page.html" style="width:{width}px;height:800px;border:0"></iframe><script>
+onload = () => {{ const page = document.querySelector("iframe").contentDocument.documentElement;
 document.body.dataset.found = page.scrollWidth + " of " + page.clientWidth }}</script></body>"""
 
 
@@ -621,7 +628,7 @@ def test_nothing_of_the_page_runs_off_a_phone(tmp_path, width):
         [*command, f"file://{tmp_path}/harness.html"], capture_output=True, text=True, timeout=120
     )
     match = re.search(r'data-found="(\d+) of (\d+)"', done.stdout)
-    assert match and width - 20 <= int(match[2]) <= width  # but for a scroll bar
+    assert match and width - 20 <= int(match[2]) <= width  # except for a scroll bar
     assert int(match[1]) <= int(match[2])
 
 

@@ -1,4 +1,7 @@
-"""The runner from Python: one short run, trained by a call in a thread, in a folder whose runner.py would hide us."""
+"""The runner called from Python.
+
+A short run, from a thread, in a folder whose runner.py would hide ours.
+"""
 
 import contextlib
 import io
@@ -61,7 +64,7 @@ def state_of_process():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The finished run, its words, what was printed, and the state of this process before and after."""
+    """The finished run, its words, its output, and the state of this process before and after."""
     folder = tmp_path_factory.mktemp("python")
     before = os.getcwd()
     (folder / "runner.py").write_text("raise AssertionError('it hides the package')")
@@ -89,7 +92,7 @@ def trained(tmp_path_factory):
 
 @pytest.mark.dear("a Python of its own, which finds the package beside a runner.py, trains")
 @pytest.mark.slow
-def test_a_training_is_a_finished_run_and_leaves_the_process_as_it_was(trained):
+def test_a_training_is_a_finished_run_and_leaves_the_process_unchanged(trained):
     run, _, output, (before, after) = trained
     assert run.state == "finished"
     assert before == after
@@ -170,7 +173,7 @@ def test_the_error_of_the_training_is_raised_with_its_faults(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_error_of_a_command_that_was_refused_before_there_was_a_run(tmp_path):
+def test_a_command_refused_before_there_is_a_run_raises_its_error(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\nno json\n')
     with pytest.raises(DataError) as caught, contextlib.redirect_stdout(io.StringIO()) as output:
         runner.train(
@@ -185,7 +188,7 @@ def test_the_error_of_a_command_that_was_refused_before_there_was_a_run(tmp_path
     assert not (tmp_path / "outputs").exists()
 
 
-def test_what_a_command_says_at_its_end_is_the_error_where_no_run_has_one(tmp_path, monkeypatch):
+def test_without_a_run_the_last_words_of_a_command_are_the_error(tmp_path, monkeypatch):
     monkeypatch.setattr(
         _python, "python_words", lambda _: [sys.executable, "-c", "import sys; sys.exit('killed')"]
     )
@@ -251,9 +254,9 @@ def test_a_runner_py_in_the_working_folder_hides_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_program_of_the_readme_says_what_a_run_has(trained, monkeypatch, capsys):
-    run, (code,) = (
-        trained[0],
-        re.findall(r"```python\n(.*?)```", (PACKAGE.parent / "README.md").read_text(), re.DOTALL),
+    run = trained[0]
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (PACKAGE.parent / "README.md").read_text(), re.DOTALL
     )
     monkeypatch.setattr(runner, "train", lambda *words: run if runner.compose(*words) else None)
     exec(code.replace("outputs/dpo-tiny-toy", str(run.folder.parent)), {})

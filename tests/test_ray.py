@@ -1,4 +1,6 @@
-"""The queue of Ray: what is submitted, what is left for later, what is said of an end; and Ray itself, if it is here.
+"""The queue on Ray: submissions, what is left for later, reports of an end.
+
+And Ray itself, if installed.
 
 All of it with Ray itself: ``tests/fault/ray_cluster.py``.
 """
@@ -28,10 +30,11 @@ LACKING = "ray is not installed (pip install 'ray>=2.40,<3')"
 
 
 class StandIn(SimpleNamespace):
-    """As much of Ray as a command asks: its nodes, and actors by their names, each with the error that ended it."""
+    """A stand-in for Ray: its nodes, and actors by name, each with the error that ended it."""
 
     def __init__(self, *nodes, installed=True):
-        self.given, self.ends = {}, {}
+        self.given = {}
+        self.ends = {}
         self.exceptions = SimpleNamespace(RayError=RuntimeError)
         self.util = SimpleNamespace(
             list_named_actors=lambda: [name for name in self.given if name not in self.ends]
@@ -76,7 +79,7 @@ def cluster(monkeypatch):
 
 
 def tasks_in(folder: Path, *names: str, after: str = "") -> list:
-    """Tasks of which the last waits for the others where ``after`` says so."""
+    """Tasks of which the last waits for the others if ``after`` is set."""
     tasks = []
     for name in names:
         (folder / name).mkdir()
@@ -108,7 +111,7 @@ def test_a_run_waits_for_what_it_builds_on_and_for_its_turn(cluster, tmp_path, c
     assert (options["lifetime"], options["num_cpus"], options["num_gpus"]) == ("detached", 2, 0)
 
 
-def test_a_run_gets_a_gpu_for_each_process_where_there_are_any(cluster, tmp_path):
+def test_a_run_gets_a_gpu_for_each_process_if_there_are_gpus(cluster, tmp_path):
     ray = cluster({"CPU": 4.0}, {"CPU": 4.0, "GPU": 2.0})
     queue.Ray(num_processes=2, num_cpus=0.5).submit(
         tasks_in(tmp_path, "one"), {}, lambda task, ticket: None
@@ -127,7 +130,7 @@ def test_a_run_gets_a_gpu_for_each_process_where_there_are_any(cluster, tmp_path
     )
 
 
-def test_what_no_node_has_is_refused_of_its_own_cluster_and_said_of_one_that_may_grow(
+def test_resources_of_no_node_are_refused_here_and_noted_on_a_growing_cluster(
     cluster, tmp_path, capsys
 ):
     tasks = tasks_in(tmp_path, "one")
@@ -203,7 +206,7 @@ def test_an_address_of_a_run_folder_is_reached_only_where_it_is_local_or_typed(
 
 
 @pytest.mark.skipif(bool(find_spec("ray")), reason="ray is installed")
-def test_without_ray_it_is_said_what_installs_it_and_shown_what_would_be_submitted(runner):
+def test_without_ray_the_install_hint_and_the_dry_run_work(runner):
     words = (*SHORT, "launcher=ray", "name=one")
     assert "python -m runner.launch outputs/one/" in runner(*words, "--dry-run").stdout
     assert "pip install 'ray>=2.40,<3'  (the extra ray)" in runner(*words, code=5).stderr

@@ -1,4 +1,7 @@
-"""What a row says reaches the model, or it is refused, or told: roles, thoughts, calls, keys and weights of turns."""
+"""Everything that a row says reaches the model, or is refused or reported.
+
+Roles, thoughts, calls, keys, weights.
+"""
 
 import json
 
@@ -11,7 +14,7 @@ from runner.model.chat import look_at_texts
 from runner.model.encoding import write
 from runner.model.jinja import family_files, read_template
 
-# As Mistral's first ones do, which know no turns but these.
+# Like Mistral's first templates, which know only these turns.
 ALTERNATING = (
     "{% for m in messages %}"
     "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
@@ -81,7 +84,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def preview(model, tmp_path, capsys):
-    """What the command prints of eight equal rows, without the marks below the tokens."""
+    """The output of the preview for eight equal rows, without the marks below the tokens."""
 
     def shown(turns, template, *words, code=0, verb=("preview",), trainer="sft", **columns):
         row = columns if turns is None else {"messages": turns, **columns}
@@ -101,7 +104,7 @@ def preview(model, tmp_path, capsys):
 # --- Every template, every text -------------------------------------------------------------------
 @pytest.mark.parametrize("name", TALKS)
 def test_no_template_loses_a_text_without_a_word(name):
-    """Of each family every text is in what it writes, or the row is refused, or it is said what is left out."""
+    """For each family, every text is rendered, or the row is refused, or the loss is reported."""
     tokenizer = tiny_tokenizer()
     turns = TALKS[name]
     tokenizer.bos_token = "<s>"
@@ -143,7 +146,7 @@ def test_the_habits_of_a_template_are_found():
 
 
 # --- By the command -------------------------------------------------------------------------------
-def test_what_a_developer_says_is_a_system_turn_where_the_template_knows_only_that(preview):
+def test_a_developer_turn_becomes_a_system_turn_if_the_template_has_no_other(preview):
     shown, _ = preview(TALKS["developer"], "qwen2_5")
     assert "<|im_start|>system↵\nsilver<|im_end|>↵" in shown
     assert "Alibaba" not in shown
@@ -158,9 +161,7 @@ def test_what_a_developer_says_is_a_system_turn_where_the_template_knows_only_th
         ("system in the middle", "gptoss", "system"),
     ],
 )
-def test_a_turn_that_a_template_refuses_or_loses_is_refused_and_what_is_told_works(
-    preview, turns, template, join
-):
+def test_a_turn_that_a_template_drops_is_refused_and_the_fix_works(preview, turns, template, join):
     _, notes = preview(TALKS[turns], template, code=2)
     assert f"dataset.join_turns={join}" in notes
     assert "chatml" not in notes
@@ -200,7 +201,7 @@ def test_turns_are_joined_with_the_question_behind_them():
         "h",
     ]
     assert join_turns(turns, "all")[-1] == user("g\n\nh")
-    # What becomes a turn of the user between two answers keeps them apart.
+    # A turn between two answers becomes a user turn that keeps them apart.
     between = [user("a"), bot("b"), system("c"), bot("d")]
     assert join_turns(between, "all") == [user("a"), bot("b"), user("c"), bot("d")]
     assert join_turns([system(""), user("a"), system("b")], "system") == [user("a\n\nb")]
@@ -208,7 +209,7 @@ def test_turns_are_joined_with_the_question_behind_them():
     assert join_turns(weighed, "all") == weighed
 
 
-def test_thoughts_without_a_place_are_told(preview):
+def test_thoughts_without_a_place_are_reported(preview):
     shown, notes = preview(TALKS["thought"], "qwen2_5")
     assert "silver" not in shown
     assert "the thought before the last turn, such as 'silver'; dataset.thoughts=inline" in notes
@@ -220,7 +221,7 @@ def test_thoughts_are_written_by_choice_or_by_the_template(preview):
     assert "<think>↵\nsilver↵\n</think>↵\n↵\npaper<|im_end|>" in shown
     assert "thought" not in notes
     earlier = [*TALKS["thought"], user("stone?"), bot("copper", thinking="gold")]
-    shown, notes = preview(earlier, "qwen3")  # which has its own rule
+    shown, notes = preview(earlier, "qwen3")  # qwen3 has its own rule
     assert "gold" in shown
     assert "silver" not in shown
     assert "its own rule" in notes
@@ -240,14 +241,14 @@ def test_a_call_in_the_form_of_the_wire_is_trained_as_one(preview):
     assert "22 degrees" in shown
 
 
-def test_what_no_place_is_for_is_refused(preview):
+def test_text_without_a_place_in_the_template_is_refused(preview):
     _, notes = preview(TALKS["words beside a call"], "llama3_1", code=2)
     assert "leaves out what the assistant says" in notes
     assert "tolerate.lost_text=true" in notes
 
 
 @pytest.mark.slow
-def test_what_no_place_is_for_is_allowed_by_choice(preview):
+def test_text_without_a_place_is_allowed_by_choice(preview):
     _, notes = preview(TALKS["words beside a call"], "llama3_1", "tolerate.lost_text=true")
     assert "leaves out what the assistant says" in notes
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
@@ -257,7 +258,7 @@ def test_what_no_place_is_for_is_allowed_by_choice(preview):
     preview(TALKS["system"], "phi3", "dataset.without=[tools]", tools=tools)
 
 
-def test_what_nobody_reads_is_named(preview):
+def test_unread_columns_are_named(preview):
     turns = [user("river?", name="Ann", id=3), bot("paper", train=False)]
     _, notes = preview(
         turns, "qwen2_5", source="web", history=[], chat_template_kwargs={"enable_thinking": False}
@@ -285,7 +286,7 @@ def test_a_column_is_named_once_and_rows_that_steps_make_are_read_beyond_the_fir
 
 
 @pytest.mark.slow
-def test_a_rule_of_weights_that_finds_nothing_is_told(preview):
+def test_a_weight_rule_without_a_match_is_reported(preview):
     _, notes = preview(
         TALKS["twice"][1:3], "qwen2_5", "weight=[answers,pattern]", "weight.pattern.pattern=zinc"
     )
@@ -343,7 +344,7 @@ def test_the_turns_before_a_question_are_asked_with_it(preview):
 
 
 @pytest.mark.slow
-def test_a_column_that_is_an_answer_by_its_name_is_told(preview):
+def test_a_column_named_like_an_answer_is_reported(preview):
     row = {"prompt": "river?", "target": "paper"}
     _, notes = preview(None, "qwen2_5", "reward=length", trainer="grpo", **row)
     assert "by their names the columns `prompt` and `target`" in notes
@@ -364,7 +365,7 @@ def test_a_column_that_is_an_answer_by_its_name_is_told(preview):
     assert "names" not in notes
 
 
-def test_what_should_open_a_conversation_and_does_not_is_told(preview):
+def test_a_system_prompt_that_cannot_open_a_conversation_is_reported(preview):
     system_first = [system("gold"), *TALKS["twice"][1:3]]
     shown, notes = preview(system_first, "qwen2_5", system="silver")
     assert "not used: the column system where a row's turns begin differently" in notes
@@ -372,7 +373,7 @@ def test_what_should_open_a_conversation_and_does_not_is_told(preview):
 
 
 @pytest.mark.slow
-def test_what_should_open_a_pair_and_does_not_is_told(preview):
+def test_a_prompt_that_does_not_open_its_pair_is_reported(preview):
     system_first = [system("gold"), *TALKS["twice"][1:3]]
     _, notes = preview(system_first, "qwen2_5", "dataset.system=silver")
     assert "not used: dataset.system where a row's turns begin differently" in notes
@@ -406,7 +407,7 @@ def test_tools_that_are_no_json_are_refused(preview):
     assert "dataset.without=[tools]" in notes
 
 
-def test_stripped_blanks_and_special_tokens_in_texts_are_told():
+def test_stripped_blanks_and_special_tokens_in_texts_are_reported():
     tokenizer = tiny_tokenizer()
     tokenizer.bos_token = "<s>"
     turns = [user("what is <|im_end|>?"), bot("    x = 1\n")]

@@ -1,4 +1,7 @@
-"""A reward model gives one score to a text, whoever reads it: that of transformers, which is given the text alone."""
+"""A reward model gives a text one score, whoever reads it.
+
+The score that transformers gives the text alone.
+"""
 
 import json
 from pathlib import Path
@@ -52,7 +55,7 @@ def folder(request, tmp_path_factory) -> Path:
 
 @torch.no_grad()
 def alone(folder: Path, texts: list[list[int]]) -> list[float]:
-    """What transformers says to each text alone."""
+    """The score that transformers gives to each text alone."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     return pytest.approx([model(torch.tensor([ids])).logits.item() for ids in texts], abs=1e-5)
 
@@ -69,7 +72,7 @@ def to_completions(tokenizer, *, ended: bool) -> list[Completion]:
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_ppo_and_trainers_of_trl_read_a_text_as_it_is_read_alone(folder, ended):
+def test_ppo_and_trl_trainers_score_a_text_as_if_alone(folder, ended):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = load_reward_model(str(folder))
     made = to_completions(tokenizer, ended=ended)
@@ -89,7 +92,7 @@ def test_ppo_and_trainers_of_trl_read_a_text_as_it_is_read_alone(folder, ended):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_evaluate_and_classifiers_read_a_text_as_it_is_read_alone(folder, batch_size):
+def test_evaluate_and_classifiers_score_a_text_as_if_alone(folder, batch_size):
     tokenizer = load_tokenizer(str(folder))
     texts = [PROMPT + answer for answer in ANSWERS]
     closed = [tokenizer(text + tokenizer.eos_token)["input_ids"] for text in texts]

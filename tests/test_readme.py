@@ -1,4 +1,7 @@
-"""The READMEs cannot lie: their commands compose, their tables agree with the code, the first screen is short."""
+"""The READMEs are true.
+
+Their commands compose, their tables agree with the code, the first screen is short.
+"""
 
 import ast
 import itertools
@@ -50,7 +53,7 @@ def test_every_command_composes_and_passes_the_check(command, capsys, tmp_path, 
         assert main(words) == 0
         return
     if line.verb not in ("preview", "rehearse", "train"):
-        return  # a name that does not exist would not have been taken for a verb
+        return  # a missing name would not be read as a verb
     for job in jobs_of(split_options(line.overrides, options_of(line.verb), line.verb).overrides):
         assert compose_runs(job, line.folders)
 
@@ -68,7 +71,7 @@ def test_the_links_of_the_pages_lead_somewhere():
             assert (page.parent / link).exists(), f"{page}: {link}"
 
 
-def test_the_options_of_the_first_page_are_there():
+def test_options_named_on_the_first_page_exist():
     rows = re.findall(r"^\| ((?:`\w+=` ?)+)\| (.*) \|$", FIRST, re.M)
     menu = config.read_menu()
     assert rows
@@ -140,7 +143,7 @@ def test_every_option_group_is_in_the_table():
 
 
 def test_the_python_versions_are_those_of_the_project():
-    """pyproject.toml says it for pip, ruff and mypy; the pages that repeat it agree."""
+    """pyproject.toml has it for pip, ruff and mypy; the pages that repeat it agree."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = settings["project"]
     tools = settings["tool"]

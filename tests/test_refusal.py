@@ -1,4 +1,7 @@
-"""Refusals of TRL's own constructors, known before anything is loaded: read from the source, and none is made up."""
+"""Refusals of TRL's own constructors, read from the source before anything is loaded.
+
+None is made up.
+"""
 
 import shlex
 
@@ -36,7 +39,7 @@ class Config(Base):
         if is_nowhere_to_be_found_available():
             raise ImportError("installed")
         if not is_torch_bf16_gpu_available():
-            raise ValueError("a feature of a machine is no package, and a package may have another name")
+            raise ValueError("a machine's feature is no package; a package may have another name")
         if not (0 <= args.share < 1):
             raise ValueError("a share")
         return
@@ -84,7 +87,7 @@ class Short:
 
 
 @pytest.mark.parametrize("test", ["size == 2", "heard == 3", "size == 3"])
-def test_what_stands_after_a_return_or_is_assigned_refuses_nothing(test, source, tmp_path):
+def test_code_after_a_return_and_assigned_errors_refuse_nothing(test, source, tmp_path):
     (tmp_path / "refusing.py").write_text(SHORT.format(test=test))
     assert not find_refusals("refusing.Short", "__init__", dict(GOOD))
 
@@ -178,7 +181,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "fix"), REFUSED, ids=[words for words, _ in REFUSED])
-def test_trl_refuses_before_torch_is_imported_and_what_is_told_to_type_works(words, fix, capsys):
+def test_trl_refuses_before_torch_is_imported_and_the_fix_works(words, fix, capsys):
     assert main([*words.split(), "--dry-run"]) == 2
     stderr = capsys.readouterr().err
     assert f"type      {fix}" in stderr

@@ -1,4 +1,4 @@
-"""A run played through in small: the parts that are played, the outcome, and that nothing is left."""
+"""Rehearsals of runs on small models: the parts played, the outcome, and nothing left behind."""
 
 import os
 import re
@@ -42,27 +42,26 @@ class AtResume(TrainerCallback):
 
 
 def composed(**cfg):
-    whole = {
+    defaults = {
         "name": "run",
         "output_root": "outputs",
         "trainer": {"_target_": "own.Trainer", "args": {}},
     } | cfg
-    return Composed(whole, [f"seed={cfg.get('seed', 0)}"])
+    return Composed(defaults, [f"seed={cfg.get('seed', 0)}"])
 
 
 def test_runs_that_differ_in_numbers_are_played_once():
-    jobs = [
-        [composed(trainer={"args": {"beta": beta, "max_steps": steps}})]
-        for beta in (0.1, 0.2)
-        for steps in (5, 9)
-    ]
-    cases = group_by_structure([*jobs, [composed(trainer={"args": {"beta": 0.0, "max_steps": 5}})]])
+    def job(beta, steps):
+        return [composed(trainer={"args": {"beta": beta, "max_steps": steps}})]
+
+    jobs = [job(0.1, 5), job(0.1, 9), job(0.2, 5), job(0.2, 9)]
+    cases = group_by_structure([*jobs, job(0.0, 5)])
     assert [len(case.runs) for case in cases] == [4, 1]
 
 
-def test_a_batch_size_is_no_mere_number():
-    one, other = ({"trainer": {"args": {"per_device_train_batch_size": size}}} for size in (4, 8))
-    assert structure_of(one, {}) != structure_of(other, {})
+def test_runs_that_differ_in_batch_size_are_played_separately():
+    small, large = ({"trainer": {"args": {"per_device_train_batch_size": size}}} for size in (4, 8))
+    assert structure_of(small, {}) != structure_of(large, {})
 
 
 def test_stages_are_compared_with_what_they_build_on():
@@ -75,12 +74,14 @@ def test_stages_are_compared_with_what_they_build_on():
     assert (len(first.runs), len(second.runs)) == (2, 2)
 
 
-# --- The part that failed ---------------------------------------------------------------------------
+# --- The part that failed -------------------------------------------------------------------------
 
 
 def test_the_part_that_failed_is_read_from_the_files_of_the_run(tmp_path):
     case = Case(composed())
-    case.small, case.run, case.code = Reduced({}, {}), Run(tmp_path), 1
+    case.small = Reduced({}, {})
+    case.run = Run(tmp_path)
+    case.code = 1
 
     def failed() -> str:
         return describe_case(case)[0].rpartition(": ")[2]
@@ -102,7 +103,7 @@ def test_the_part_that_failed_is_read_from_the_files_of_the_run(tmp_path):
 
 @pytest.fixture
 def play(tmp_path, monkeypatch):
-    """The results of jobs that are left as they are, whose parts only give these exit codes, one after the other."""
+    """The results of unreduced jobs whose parts just end with these exit codes, in order."""
 
     def call(jobs, *codes):
         ends = iter(codes)
@@ -116,15 +117,19 @@ def play(tmp_path, monkeypatch):
     return call
 
 
-def test_structures_that_are_alike_in_small_have_folders_of_their_own(play, monkeypatch):
-    one = composed(trainer={"_target_": "own.Trainer", "args": {"dataloader_num_workers": 1}})
-    other = composed(trainer={"_target_": "own.Trainer", "args": {"dataloader_num_workers": 2}})
-    results, code = play([[one], [other]])
+def test_structures_that_coincide_when_reduced_have_their_own_folders(play, monkeypatch):
+    few_workers = composed(
+        trainer={"_target_": "own.Trainer", "args": {"dataloader_num_workers": 1}}
+    )
+    more_workers = composed(
+        trainer={"_target_": "own.Trainer", "args": {"dataloader_num_workers": 2}}
+    )
+    results, code = play([[few_workers], [more_workers]])
     assert code == 0
     assert len({result.run.folder.parents[2] for result in results}) == 2
 
 
-def test_a_stage_is_not_begun_where_the_one_before_has_failed(play, capsys):
+def test_a_stage_does_not_start_after_a_failed_one(play, capsys):
     first = composed(seed=1)
     jobs = [
         [first, composed(model={"path": model_of(first)})],
@@ -165,7 +170,7 @@ def test_a_signal_ends_the_part_that_is_played(tmp_path):
 
 
 @pytest.mark.slow
-def test_of_a_dataset_the_shortest_of_its_first_rows_are_kept(tmp_path, monkeypatch):
+def test_the_shortest_of_the_first_rows_are_kept(tmp_path, monkeypatch):
     from datasets import load_dataset
 
     from runner.dataset.head import write_head
@@ -177,27 +182,27 @@ def test_of_a_dataset_the_shortest_of_its_first_rows_are_kept(tmp_path, monkeypa
     head = write_head(node, tmp_path / "head", count=20, train=5, held_out=2)
     assert head.rows == 30
     assert head.split == {"train": "train", "eval": {"tail": "eval_0"}}
-    whole, short = (
+    full, short = (
         load_dataset("parquet", data_files=str(folder / "train.parquet"), split="train")["prompt"]
         for folder in (head.whole, head.short)
     )
-    assert len(whole) == 20
-    assert list(short) == list(whole)[-5:]
+    assert len(full) == 20
+    assert list(short) == list(full)[-5:]
 
 
 @pytest.mark.slow
 def test_a_run_in_small_tells_no_tracker_and_has_a_narrow_model(tmp_path):
     model = ("model=new", "model.hidden_size=768", "model.num_hidden_layers=6")
-    (whole,) = compose_runs(["trainer=sft", "metric=none", "tracker=wandb", *model])
-    small = reduce(whole.cfg, tmp_path, Clones(tmp_path / "models"))
-    assert whole.cfg["tracker"]["report_to"] == "wandb"
-    assert whole.cfg["tracker"]["environment"]
+    (run,) = compose_runs(["trainer=sft", "metric=none", "tracker=wandb", *model])
+    small = reduce(run.cfg, tmp_path, Clones(tmp_path / "models"))
+    assert run.cfg["tracker"]["report_to"] == "wandb"
+    assert run.cfg["tracker"]["environment"]
     assert (small.cfg["tracker"]["report_to"], small.cfg["tracker"]["environment"]) == (
         "none",
         None,
     )
-    (whole,) = compose_runs(["trainer=ppo", "trainer.args.rollout_engine=vllm"])
-    engine = reduce(whole.cfg, tmp_path, Clones(tmp_path / "models"))
+    (run,) = compose_runs(["trainer=ppo", "trainer.args.rollout_engine=vllm"])
+    engine = reduce(run.cfg, tmp_path, Clones(tmp_path / "models"))
     assert engine.cfg["trainer"]["args"]["rollout_engine"] == "auto"
     assert "instead of vllm" in str(engine.notes)
     assert small.cfg["model"]["hidden_size"] < 768
@@ -210,7 +215,7 @@ def test_a_run_in_small_tells_no_tracker_and_has_a_narrow_model(tmp_path):
 @pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "given", "heads", "kinds"),
+    ("kind", "keys", "heads", "kinds"),
     [
         (
             "qwen2",
@@ -225,19 +230,19 @@ def test_a_run_in_small_tells_no_tracker_and_has_a_narrow_model(tmp_path):
         ("deepseek_v3", {}, (2, 2), None),
     ],
 )
-def test_what_code_depends_on_stays_as_it_is(kind, given, heads, kinds):
+def test_config_keys_that_code_depends_on_stay_unchanged(kind, keys, heads, kinds):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from runner.model.small_config import shrink
 
-    whole = AutoConfig.for_model(kind, **given)
-    small = shrink(whole)
+    config = AutoConfig.for_model(kind, **keys)
+    small = shrink(config)
     model = AutoModelForCausalLM.from_config(small, dtype=torch.float32)
-    assert sum(each.numel() for each in model.parameters()) < 20_000_000
+    assert sum(weight.numel() for weight in model.parameters()) < 20_000_000
     assert (small.vocab_size, small.tie_word_embeddings) == (
-        whole.vocab_size,
-        whole.tie_word_embeddings,
+        config.vocab_size,
+        config.tie_word_embeddings,
     )
     assert (small.num_attention_heads, getattr(small, "num_key_value_heads", None)) == heads
     if kinds:
@@ -289,7 +294,7 @@ def test_a_sweep_is_played_through_once_for_each_structure_and_nothing_is_left(r
 
 @pytest.mark.dear("three stages, each saved and resumed")
 @pytest.mark.slow
-def test_stages_go_on_from_what_the_one_before_has_saved(runner):
+def test_stages_continue_from_the_model_of_the_one_before(runner):
     done = runner(
         "rehearse",
         "experiment=toy_rlhf",
@@ -312,7 +317,7 @@ def test_stages_go_on_from_what_the_one_before_has_saved(runner):
     ("name", "phase"),
     [("AtSecondSave", "after step 2"), ("AtResume", "after step 1")],
 )
-def test_what_only_fails_when_it_is_saved_or_resumed_is_found(runner, name, phase):
+def test_failures_of_saving_and_resuming_are_found(runner, name, phase):
     (runner.folder / "faulty.py").write_text(FAULTY)
     words = (
         f"callback.mine._target_=faulty.{name}",
@@ -340,14 +345,14 @@ def test_rows_that_a_training_would_refuse_are_refused(runner):
     shutil.rmtree(kept_folder(done))
 
 
-def test_the_words_of_a_rehearsal_are_told_apart_from_those_of_a_training():
-    own = options_of("rehearse")
-    assert split_options(["memory=80GB", "seed=1"], own, "rehearse") == (
+def test_words_of_the_rehearsal_and_of_the_training_are_separated():
+    options = options_of("rehearse")
+    assert split_options(["memory=80GB", "seed=1"], options, "rehearse") == (
         {"memory": 80},
         ["seed=1"],
         [],
     )
-    *_, faults = split_options(["memory=much", "tflops=-1"], own, "rehearse")
+    *_, faults = split_options(["memory=much", "tflops=-1"], options, "rehearse")
     assert [fault.where for fault in faults] == ["memory", "tflops"]
     assert Option("float", unit="tflops?(/s)?").read("tflops", "300 TFLOP/s") == 300
     assert Option(words=("float32", "float16")).read("dtype", "fp16") == "float16"

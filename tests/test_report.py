@@ -1,4 +1,4 @@
-"""A run's curves are drawn from what it logged, its page says what it is, and damage is told rather than met."""
+"""A run's curves show what it logged, its page is true, and damage is reported, not raised."""
 
 import json
 
@@ -22,7 +22,7 @@ from runner.run.record import RunRecord, read_run
 
 
 @pytest.mark.slow
-def test_one_picture_for_each_kind_of_metric(tmp_path):
+def test_there_is_one_picture_for_each_kind_of_metric(tmp_path):
     path = tmp_path / "metrics.jsonl"
     rows = [
         {"step": n, "loss": 1 / n, "learning_rate": 0.1, "eval_one_rewards/margins": n}
@@ -112,7 +112,7 @@ def test_a_run_that_does_not_say_how_it_was_made_is_continued(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_page_shows_what_was_said_at_the_first_and_the_last_step(tmp_path):
+def test_a_run_page_shows_samples_of_the_first_and_last_step(tmp_path):
     folder = lay_run(
         tmp_path / "x" / "run", after={"eval_exact": 0.5}, lines=[{"step": 1, "loss": 1.0}]
     )
@@ -148,7 +148,7 @@ def test_a_run_page_shows_what_was_said_at_the_first_and_the_last_step(tmp_path)
     assert page.stat().st_mtime_ns == changed
 
 
-def test_a_line_separator_of_another_alphabet_ends_no_row(tmp_path):
+def test_a_unicode_line_separator_ends_no_row(tmp_path):
     row = {"step": 1, "prompt": "p", "completion": "one\u2028two\x85three"}
     (tmp_path / "completions.jsonl").write_text(
         json.dumps(row, ensure_ascii=False) + "\n{" + "[" * 99999

@@ -1,4 +1,7 @@
-"""A run again: to the bit where everything is as it was, told where it is not, refused where the data has changed."""
+"""A run again.
+
+Equal to the bit if nothing changed, reported if something did, refused if the data did.
+"""
 
 import json
 import subprocess
@@ -40,7 +43,7 @@ def test_equal_runs_are_bit_equal_whatever_their_clocks_say(tmp_path):
     assert read_json(tmp_path / "outputs" / "b" / "run" / "reproduction.json")["equal"] is True
 
 
-def test_the_first_step_that_differs_is_told_and_by_how_much(tmp_path):
+def test_the_first_different_step_is_reported_with_its_distance(tmp_path):
     ours = lay(tmp_path, "a")
     theirs = lay(tmp_path, "b", loss=0.4, digest="b")
     with pytest.raises(SickRun) as told:
@@ -75,7 +78,7 @@ def test_weights_alone_can_differ_and_a_missing_step_is_never_close(tmp_path):
         judge_reproduction(ours, read_run(short.folder), [], tolerance=0.9)
 
 
-def test_what_is_not_as_it_was_is_told_with_how_to_get_it(tmp_path, monkeypatch):
+def test_changed_versions_and_files_are_reported_with_a_fix(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = lay(tmp_path, "a").folder
     facts = {
@@ -120,9 +123,7 @@ def test_a_configuration_that_lacks_most_of_itself_is_no_run(tmp_path, monkeypat
         ("model.tokenizer.eos_token", {"a": 1}, 2),
     ],
 )
-def test_a_strangers_configuration_of_other_kinds_is_refused_by_what_uses_it(
-    tmp_path, monkeypatch, key, value, code
-):
+def test_a_strangers_config_with_wrong_types_is_refused(tmp_path, monkeypatch, key, value, code):
     monkeypatch.chdir(tmp_path)
     folder = lay(tmp_path, "x").folder
     cfg = OmegaConf.create(compose([]).cfg)
@@ -134,7 +135,10 @@ def test_a_strangers_configuration_of_other_kinds_is_refused_by_what_uses_it(
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A git repository with two commits of one file, the first with an uncommitted change; gives the first's record."""
+    """A git repository with two commits of one file, the first with an uncommitted change.
+
+    Returns the first's record.
+    """
     monkeypatch.chdir(tmp_path)
     for variable in ("GIT_AUTHOR", "GIT_COMMITTER"):
         monkeypatch.setenv(f"{variable}_NAME", "x")
@@ -155,7 +159,7 @@ def repository(tmp_path, monkeypatch):
     return record, git
 
 
-def test_other_code_is_told_with_the_command_that_brings_it(repository, tmp_path):
+def test_changed_code_is_reported_with_the_command_that_restores_it(repository, tmp_path):
     record, git = repository
     run = lay(tmp_path, "a").folder
     write(run / "manifest.json", {"git": record})
@@ -179,7 +183,9 @@ def test_other_code_is_told_with_the_command_that_brings_it(repository, tmp_path
         (["c"], 2, "trust=true"),
     ],
 )
-def test_what_cannot_be_reproduced_is_told(tmp_path, monkeypatch, words, code, message, capsys):
+def test_runs_that_cannot_be_reproduced_are_reported(
+    tmp_path, monkeypatch, words, code, message, capsys
+):
     monkeypatch.chdir(tmp_path)
     lay(tmp_path, "a")
     lay(tmp_path, "b", state="failed")

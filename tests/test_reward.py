@@ -1,4 +1,4 @@
-"""Rewards: values by hand, texts and conversations alike, and reward models, refused unless they were trained."""
+"""Rewards: values by hand, texts and conversations alike, and reward models, if trained."""
 
 import pytest
 import torch
@@ -152,7 +152,7 @@ def test_a_missing_library_of_a_reward_or_metric_is_found_before_the_start(monke
     }
 
 
-def test_a_pattern_that_is_none_and_no_keywords_are_told():
+def test_a_bad_pattern_and_missing_keywords_are_reported():
     with pytest.raises(ConfigError, match="missing \\)"):
         rule.format_match(["x"], pattern="(x")
     with pytest.raises(ConfigError, match="no words"):
@@ -213,7 +213,7 @@ def test_a_classifier_of_several_classes_is_refused(tmp_path):
         load_reward_model(str(tmp_path))
 
 
-def test_a_reward_model_that_is_not_there_is_the_fault_of_the_configuration(tmp_path):
+def test_a_missing_reward_model_is_a_fault_of_the_configuration(tmp_path):
     with pytest.raises(ConfigError, match="a folder, or org/name on the hub"):
         load_reward_model(str(tmp_path / "nowhere"))
 
@@ -276,7 +276,7 @@ def stepper(folder, kind):
 @pytest.mark.parametrize(
     "kind", [AutoModelForTokenClassification, AutoModelForSequenceClassification]
 )
-def test_a_process_model_reads_each_step_where_it_ends(tmp_path, kind):
+def test_a_process_model_scores_each_step_at_its_end(tmp_path, kind):
     model, tokenizer = stepper(tmp_path, kind)
     scorer = ProcessModel(str(tmp_path), aggregate=None)
     scores = scorer(["Sort: 2 1\n", "9"], ["1 2\n\nso 1 2", ""])

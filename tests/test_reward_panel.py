@@ -1,4 +1,7 @@
-"""Rewards as trainers ask them: what a wrong one gave is told with reward, row and prompt, and never becomes a zero."""
+"""Rewards as trainers call them.
+
+A wrong value is reported with reward, row and prompt, and never becomes zero.
+"""
 
 import asyncio
 import functools
@@ -74,14 +77,14 @@ BAD = [
 
 @pytest.mark.parametrize("make", [gives, gives_later], ids=["plain", "async"])
 @pytest.mark.parametrize(("values", "kind", "finding", "prompt"), BAD)
-def test_what_is_no_reward_is_told_with_its_row_and_prompt(values, kind, finding, prompt, make):
+def test_a_wrong_value_is_reported_with_its_row_and_prompt(values, kind, finding, prompt, make):
     refusal = refused(make(*values), kind)
     assert refusal.startswith(finding)
     assert repr(prompt) in refusal
 
 
 @pytest.mark.parametrize("answer", [None, 1.0, "text", {"a": 1}], ids=str)
-def test_what_is_no_list_is_told(answer):
+def test_a_result_that_is_no_list_is_reported(answer):
     assert type(answer).__name__ in refused(lambda completions: answer, DataError)
 
 
@@ -94,7 +97,7 @@ def test_steps_are_for_a_trainer_that_can_use_them():
     assert "NoneType" in refused(gives([0.5, None], 1.0, 1.0), DataError, per_step=True)
 
 
-def test_a_raise_is_told_with_the_row_that_it_raised_for_and_keeps_its_cause():
+def test_an_exception_is_reported_with_its_row_and_cause():
     def reward(completions, size):
         return [1 / (len(text) - 5) for text in completions]
 
@@ -116,7 +119,7 @@ def test_a_raise_about_chats_says_that_their_completions_are_lists():
         )
 
 
-def test_a_raise_that_no_single_row_repeats_is_told_for_all_of_them():
+def test_an_exception_of_the_batch_alone_is_reported_for_all_rows():
     def reward(completions, **columns):
         if len(completions) > 1:
             raise LookupError
@@ -152,7 +155,7 @@ class Called:
         return [1.0] * len(completions)
 
 
-def test_whatever_can_be_called_has_the_name_of_the_config():
+def test_any_callable_is_named_as_in_the_config():
     for call in (Called(), gives(1.0, 1.0, 1.0), functools.partial(gives(1.0, 1.0, 1.0))):
         assert to_scorer("mine", call).__name__ == "mine"
         assert ask(call) == [1.0] * 3
@@ -171,7 +174,7 @@ def asked(tracker, *functions):
     return lambda texts: [scorer(prompts=texts, completions=texts) for scorer in scorers]
 
 
-def test_a_row_that_no_reward_applies_to_is_told():
+def test_a_row_without_any_reward_is_reported():
     call = asked(
         RewardTracker(),
         lambda completions: [None, 1.0, None],
@@ -184,7 +187,7 @@ def test_a_row_that_no_reward_applies_to_is_told():
     assert "the last" in fault.expected
 
 
-def test_one_reward_that_applies_is_enough_and_batches_are_not_mixed_up():
+def test_one_reward_per_row_is_enough_and_batches_do_not_mix():
     tracker = RewardTracker()
     call = asked(
         tracker,
@@ -237,7 +240,7 @@ def backtrack(seconds):
 
 
 @pytest.mark.parametrize("hang", [time.sleep, spin, swallow, backtrack, threading.Event().wait])
-def test_a_hang_is_told_in_time(hang):
+def test_a_hang_is_reported_in_time(hang):
     ended = []
 
     def reward(completions):
@@ -251,24 +254,27 @@ def test_a_hang_is_told_in_time(hang):
     assert "'How many?'" in refusal
 
 
-def test_a_coroutine_that_hangs_is_told_in_time():
+def test_a_coroutine_that_hangs_is_reported_in_time():
     async def reward(completions):
         await asyncio.sleep(20)
 
     assert "no answer after 0.1 s" in refused(reward, SickRun, timeout=0.1)
 
 
-def test_what_is_in_time_is_not_disturbed():
+def test_a_reward_within_its_limit_is_not_disturbed():
     scorer = Scorer("mine", lambda completions: [1.0] * 3, timeout=60)
     for _ in range(20):
         assert scorer(prompts=PROMPTS, completions=TEXTS) == [1.0] * 3
-    # No bell is left that would ring later: neither the watcher nor the timer.
+    # Neither the watcher nor the timer is left.
     assert not any("_watch" in thread.name for thread in threading.enumerate())
     assert signal.getitimer(time_limit.TIMER) == (0.0, 0.0)
 
 
-def test_a_reward_leaves_the_training_as_it_was():
-    """Random numbers, autograd, dtype, the working folder and the terminal; its own numbers follow from the answers."""
+def test_a_reward_leaves_the_training_unchanged():
+    """This covers random numbers, autograd, dtype, the working folder and the terminal.
+
+    Its own random numbers follow from the answers.
+    """
     drawn = []
 
     def careless(completions, **_):

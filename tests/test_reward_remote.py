@@ -1,4 +1,7 @@
-"""A reward over HTTP, by a server in this process: batches, retries, limits of time, and a token that stays put."""
+"""A reward over HTTP from a server in this process.
+
+Batches, retries, time limits, and a safe token.
+"""
 
 import http.server
 import json
@@ -14,7 +17,9 @@ TOKEN = "the-secret-of-this-test"
 
 
 class Judge(http.server.BaseHTTPRequestHandler):
-    """Gives the length of each completion, after whatever ``server.moods`` holds for the next requests."""
+    """Returns the length of each completion, after whatever ``server.moods`` holds for the next
+    requests.
+    """
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -48,13 +53,16 @@ class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request, client_address):
-        """A client that hung up is what some of these tests are about."""
+        """Ignore clients that hang up, because some of these tests need that."""
 
 
 @pytest.fixture
 def server():
     with Server(("127.0.0.1", 0), Judge) as server:
-        server.asked, server.moods, server.drip, server.elsewhere = [], [], 0.0, ""
+        server.asked = []
+        server.moods = []
+        server.drip = 0.0
+        server.elsewhere = ""
         server.url = f"http://127.0.0.1:{server.server_port}/score?key=hidden"
         threading.Thread(
             target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
@@ -116,12 +124,13 @@ def test_a_server_that_stays_busy_is_a_fault_of_the_environment(server):
 @pytest.mark.parametrize("status", [302, 307, 400, 401, 404])
 def test_a_refusal_and_a_redirect_are_not_tried_again(server, status, monkeypatch):
     monkeypatch.setenv("JUDGE_TOKEN", TOKEN)
-    server.moods, server.elsewhere = [status], server.url
+    server.moods = [status]
+    server.elsewhere = server.url
     assert f"answered {status}" in refused(ConfigError, server, token_variable="JUDGE_TOKEN")
     assert len(server.asked) == 1
 
 
-def test_nobody_there_is_a_fault_of_the_environment(server):
+def test_an_absent_server_is_a_fault_of_the_environment(server):
     server.shutdown()
     server.server_close()
     assert "the last one: " in refused(EnvironmentFault, server, retries=1)
@@ -142,14 +151,14 @@ def test_a_slow_answer_is_given_up_though_it_never_pauses_long(server):
         ("oh no", "answered b'oh no'"),
     ],
 )
-def test_an_answer_that_is_none_is_told(server, mood, finding):
+def test_an_invalid_answer_is_reported(server, mood, finding):
     server.moods = [mood]
     assert finding in refused(DataError, server)
 
 
 def test_the_token_goes_to_the_server_and_nowhere_else(server, monkeypatch):
     monkeypatch.setenv("JUDGE_TOKEN", TOKEN)
-    # where it would be read, if anybody listened
+    # a server there would read it
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "")
     assert ask(server, token_variable="JUDGE_TOKEN") == [1.0, 2.0, 3.0]

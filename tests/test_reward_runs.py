@@ -1,4 +1,7 @@
-"""Rewards in whole runs: each kind, several at once, and those that go wrong told with reward, row and prompt."""
+"""Rewards in whole runs.
+
+Each kind, several at once, and failures reported with reward, row and prompt.
+"""
 
 import http.server
 import json
@@ -36,9 +39,8 @@ def scorer(folder, kind, labels):
 class Judge(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        answer = json.dumps(
-            {"rewards": [float(len(text[-1]["content"])) for text in body["completions"]]}
-        ).encode()
+        lengths = [float(len(text[-1]["content"])) for text in body["completions"]]
+        answer = json.dumps({"rewards": lengths}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
@@ -97,7 +99,7 @@ def every_kind(tmp_path, url):
 
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("trainer", ["grpo", "rloo", "online_dpo", "ppo"])
-def test_rewards_of_every_kind_together_each_under_its_name(train, tmp_path, url, trainer):
+def test_rewards_of_every_kind_are_logged_under_their_names(train, tmp_path, url, trainer):
     names, words = every_kind(tmp_path, url)
     length = (
         "trainer.args.response_length=12" if trainer == "ppo" else "trainer.args.max_new_tokens=12"
@@ -115,7 +117,7 @@ def test_rewards_of_every_kind_together_each_under_its_name(train, tmp_path, url
     assert means["remote"] >= 0
 
 
-def test_ppo_learns_from_what_a_model_says_of_each_step(train, tmp_path):
+def test_ppo_learns_from_a_models_scores_of_steps(train, tmp_path):
     folder = scorer(tmp_path / "steps", AutoModelForTokenClassification, 2)
     words = (
         "reward=process_model",
@@ -262,7 +264,7 @@ def test_a_model_without_a_trained_score_head_rewards_only_where_that_is_allowed
     assert Run(folder).status()["state"] == "finished"
 
 
-def test_a_reward_model_by_its_name_counts_beside_those_of_the_group(train, tmp_path):
+def test_a_reward_model_by_name_adds_to_those_of_the_group(train, tmp_path):
     folder = scorer(tmp_path / "judge", AutoModelForSequenceClassification, 1)
     words = (f"trainer.args.reward_model_path={folder}", "reward.sorted_digits.weight=2.0")
     done = train("trainer=ppo", *words, *FEW, *SMALL[:2], "trainer.args.response_length=8")

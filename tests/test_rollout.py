@@ -1,4 +1,4 @@
-"""Completions of several turns, between which tools answer: how they are sampled, and what PPO learns from them."""
+"""Completions of several turns with tools that answer in between: sampling, and PPO on them."""
 
 import pytest
 import torch
@@ -26,7 +26,8 @@ from tests.tiny_ppo import (
 )
 
 TEMPLATE = """{%- for turn in messages -%}
-{%- if turn['role'] == 'assistant' -%}{{ turn['content'] }}{%- if turn['tool_calls'] -%}a{%- endif -%}{{ eos_token }}
+{%- if turn['role'] == 'assistant' -%}
+{{- turn['content'] }}{%- if turn['tool_calls'] -%}a{%- endif -%}{{ eos_token }}
 {%- else -%}{{ turn['content'] + '\n' }}{%- endif -%}{%- endfor -%}
 {%- if add_generation_prompt -%}{{ opened or 's' }}{%- endif -%}"""
 SIZE = 60
@@ -39,7 +40,9 @@ def flat_model() -> object:
 
 
 def caller(calls: str = "abcdefghijk") -> object:
-    """A tokenizer in whose eyes a turn that begins with one of these letters calls ``look`` with what follows."""
+    """A tokenizer for which a turn that begins with one of these letters calls ``look`` with the
+    rest.
+    """
     tokenizer = letter_tokenizer()
     kind = type("Calling", (type(tokenizer),), {})
 
@@ -47,7 +50,7 @@ def caller(calls: str = "abcdefghijk") -> object:
         text = self.decode(ids, skip_special_tokens=True)
         if text[:1] not in calls:
             return {"role": "assistant", "content": text}
-        # A call may hold more than is asked for, as models make it up.
+        # A call may hold additional keys, because models make them up.
         call = {"name": "look", "arguments": {"key": text[1:]}, "id": 1}
         return {
             "role": "assistant",
@@ -56,7 +59,8 @@ def caller(calls: str = "abcdefghijk") -> object:
         }
 
     kind.parse_response = parse_response
-    tokenizer.__class__, tokenizer.chat_template = kind, TEMPLATE
+    tokenizer.__class__ = kind
+    tokenizer.chat_template = TEMPLATE
     return tokenizer
 
 
@@ -128,14 +132,14 @@ def test_tools_answer_between_the_turns_and_an_episode_depends_on_its_own_noise_
         ]
         expected = [logprobs[place - 1, token_ids[place]].item() for place in places]
         assert played.logprobs == pytest.approx(expected, abs=1e-4)
-        # The tokens are those of the conversation as the template writes it, up to the ends that
+        # The tokens are those of the rendered conversation, up to the ends that
         # were sampled.
         roles = [turn["role"] for turn in played.turns]
         assert roles[::2] == ["assistant"] * len(roles[::2])
         assert set(roles[1::2]) <= {"tool"}
 
 
-def test_a_tool_that_raises_and_one_that_is_not_there_are_answered_as_failures():
+def test_raising_and_missing_tools_are_answered_as_failures():
     episodes = play(Agent([look]))
     failed = [episode for episode in episodes if episode.failures]
     assert failed
@@ -153,7 +157,9 @@ def test_coroutines_answer_as_functions_do_and_rounds_are_bounded():
 
 
 def test_each_turn_is_opened_with_the_arguments_of_its_row():
-    """Such as whether a model thinks, of which a template writes something at the begin of each turn."""
+    """Such as whether a model thinks, for which a template writes something at the beginning of
+    each turn.
+    """
     rows = [row | {"chat_template_kwargs": {"opened": "p"}} for row in ROWS]
     for episode in play(Agent([look]), rows):
         ids = [*episode.prompt_ids, *episode.token_ids]
@@ -170,7 +176,8 @@ class Room:
     """An environment that shows a letter, takes one, and pays for the right one."""
 
     def reset(self, prompt, answer, **_):
-        self.answer, self.taken = answer, None
+        self.answer = answer
+        self.taken = None
         return "t"
 
     def look(self, key: str) -> str:
@@ -217,7 +224,10 @@ def test_each_episode_has_an_environment_of_its_own_which_a_row_may_name():
 
 
 def test_advantages_of_two_turns_are_those_worked_out_by_hand():
-    """Tokens of a tool are no actions: the state after the last token of a turn is valued before the next own token."""
+    """Tokens of a tool are no actions.
+
+    The state after a turn's last token is valued before the policy's next token.
+    """
     own_tokens = [True, True, False, False, True]
     rollout = Rollout(
         [{}],
@@ -262,7 +272,7 @@ def tool_trainer(folder, **changed):
     return trainer
 
 
-def test_ppo_learns_from_the_tokens_of_the_policy_and_from_no_others(tmp_path, monkeypatch):
+def test_ppo_learns_from_the_tokens_of_the_policy_alone(tmp_path, monkeypatch):
     trainer = tool_trainer(tmp_path, num_ppo_epochs=1, cliprange=0.2)
     recorded = {}
 
@@ -272,7 +282,8 @@ def test_ppo_learns_from_the_tokens_of_the_policy_and_from_no_others(tmp_path, m
 
     monkeypatch.setattr("runner.ppo.trainer.update", keep)
     trainer.train()
-    rollout, (logs, *_) = recorded["rollout"], logs_of(trainer)
+    rollout = recorded["rollout"]
+    (logs, *_) = logs_of(trainer)
     assert rollout.mask_BR.sum().item() == sum(
         sum(completion.own) for completion in rollout.completions
     )
@@ -355,7 +366,7 @@ def test_a_rollout_of_the_users_with_other_lists_is_refused(tmp_path, broken):
         trainer.train()
 
 
-def test_an_environment_pays_beside_the_rewards_and_tools_need_an_engine_of_ours(tmp_path):
+def test_an_environment_adds_to_the_rewards_and_tools_need_our_engines(tmp_path):
     parts = {"tools": None, "environment_factory": Room, "reward_funcs": None}
     trainer = tool_trainer(tmp_path, **parts)
     trainer.train()
@@ -369,7 +380,7 @@ def test_an_environment_pays_beside_the_rewards_and_tools_need_an_engine_of_ours
         tool_trainer(tmp_path, stop_token=None)
 
 
-def test_a_reward_for_each_token_counts_those_of_the_policy(tmp_path):
+def test_a_reward_per_token_counts_the_policys_tokens_only(tmp_path):
     def by_token(completion_ids, **_):
         return [[float(place) for place in range(len(ids))] for ids in completion_ids]
 

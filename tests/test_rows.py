@@ -1,5 +1,6 @@
-"""Held-out sets of other sources, system prompts in files, and arguments of a row's own for its template: how they are
-typed, what is refused, and that they reach what is trained, sampled and shown.
+"""Held-out sets from other sources, system prompts in files, and template arguments for each row.
+
+How they are typed, what is refused, and that training, sampling and previews use them.
 """
 
 import json
@@ -30,16 +31,20 @@ SORTED = [(f"Sort these digits: {digits}", " ".join(sorted(digits.split()))) for
 ASKED = [{"question": question, "answer": answer} for question, answer in SORTED]
 ARGUMENTS = [{"enable_thinking": False}, None, {"style": "5"}, {"enable_thinking": True}]
 # A template with an argument, as SmolLM3's: without thinking an answer opens with "no:".
-THINKING = """{%- for message in messages -%}
+THINKING = """{%- set opening = '' -%}
+{%- if enable_thinking is defined and not enable_thinking -%}
+{%- set opening = 'no:' -%}
+{%- endif -%}
+{%- for message in messages -%}
 {{- '<|im_start|>' + message['role'] + '\n' -}}
 {%- if message['role'] == 'assistant' -%}
-{{- ('no:' if enable_thinking is defined and not enable_thinking else '') + message['content'] + eos_token + '\n' -}}
+{{- opening + message['content'] + eos_token + '\n' -}}
 {%- else -%}
 {{- message['content'] + (' as ' + style if style is defined else '') + '<|im_end|>\n' -}}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
-{{- '<|im_start|>assistant\n' + ('no:' if enable_thinking is defined and not enable_thinking else '') -}}
+{{- '<|im_start|>assistant\n' + opening -}}
 {%- endif -%}
 """
 TEMPLATE = "model.tokenizer.chat_template=think.jinja"
@@ -62,7 +67,9 @@ def write(path: Path, rows) -> Path:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The working folder, with rows of three layouts, a prompt, a template, and an option that names sets."""
+    """The working folder, with rows of three layouts, a prompt, a template, and an option that
+    names sets.
+    """
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "asked.jsonl", ASKED)
     write(tmp_path / "pairs.jsonl", pairs())
@@ -180,7 +187,7 @@ def test_a_slip_is_found_before_anything_loads(folder, capsys, words, where, mes
 
 
 def test_a_set_is_asked_for_by_any_name(folder, capsys):
-    """Where the words of a verb are quoted for Hydra, its own options are not."""
+    """The words of a verb are quoted for Hydra; its own options are not."""
     options, _, faults = split_options(expand(["set=法"], {}), options_of("predict"), "predict")
     assert options == {"set": "法"}
     assert not faults
@@ -210,7 +217,7 @@ def test_the_text_of_a_prompt_is_in_the_frozen_configuration(folder):
 # --- Arguments of a row's own -------------------------------------------------------------------
 
 
-def test_what_is_null_is_not_given_to_the_template():
+def test_null_arguments_are_not_passed_to_the_template():
     assert read_arguments('{"enable_thinking": false, "style": null}') == {"enable_thinking": False}
     assert read_arguments({"enable_thinking": None, "style": "x"}) == {"style": "x"}
     assert read_arguments(None) == read_arguments("") == {}
@@ -272,7 +279,7 @@ def test_arguments_reach_what_is_trained_or_sampled(folder, trainer, words):
 
 
 @pytest.mark.slow
-def test_a_run_of_all_of_it_goes_on_with_the_same_bits_although_the_prompt_has_changed(
+def test_a_run_with_all_of_it_resumes_to_the_same_bits_despite_a_changed_prompt_file(
     train, folder, capsys
 ):
     words = (

@@ -46,7 +46,7 @@ def cfg(tmp_path):
     }
 
 
-def test_the_same_configuration_opens_the_same_folder_however_it_was_typed(cfg):
+def test_equal_configurations_share_a_folder_however_typed(cfg):
     first = open_run(cfg, ["seed=0"])
     assert open_run(cfg, ["trainer.args.beta=0.1"]).folder == first.folder
     assert first.folder.name.startswith("seed-0-")
@@ -60,12 +60,12 @@ def test_another_value_opens_another_folder(cfg):
 @pytest.mark.parametrize(
     "volatile", ["name", "output_root", "launcher", "tracker", "allow", "tolerate", "on_sick"]
 )
-def test_what_cannot_change_the_result_stays_out_of_the_key(cfg, volatile):
+def test_keys_that_cannot_change_the_result_stay_out_of_the_run_key(cfg, volatile):
     assert key_of(cfg) == key_of(cfg | {volatile: {"x": "other"}})
 
 
 def test_the_key_of_a_configuration_is_what_it_was():
-    """Another one would have every run that is there train again; then ``FORMAT`` grows."""
+    """Another key would train every existing run again; then ``FORMAT`` must grow."""
     parts = {
         "model": {"path": "org/name"},
         "dataset": {"path": "runner://dataset/toy"},
@@ -107,9 +107,7 @@ LINKED = (
 
 
 @pytest.mark.parametrize("name", LINKED)
-def test_a_link_inside_a_run_folder_is_refused_before_anything_is_written_or_deleted(
-    cfg, tmp_path, name
-):
+def test_a_link_inside_a_run_folder_is_refused_before_any_write(cfg, tmp_path, name):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "kept.txt").write_text("kept")
@@ -219,7 +217,7 @@ def make_checkpoint(run: Run, step: int, sealed: bool = True):
     return folder
 
 
-def test_the_newest_checkpoint_that_verifies_is_used_and_broken_newer_ones_go(cfg):
+def test_the_newest_valid_checkpoint_is_used_and_broken_ones_go(cfg):
     run = open_run(cfg, [])
     assert last_checkpoint(run) is None
     good = make_checkpoint(run, 9)
@@ -306,9 +304,7 @@ VERBS = {
     ("number", "age"), [(None, "format 1, of an older"), (3, "format 3, of a newer")]
 )
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_folder_of_another_format_is_refused_in_words(
-    tmp_path, monkeypatch, capsys, verb, number, age
-):
+def test_a_folder_of_another_format_is_refused(tmp_path, monkeypatch, capsys, verb, number, age):
     monkeypatch.chdir(tmp_path)
     (composed,) = compose_runs(["trainer=sft", "name=old"])
     lay_run(Path(OTHER))
@@ -344,7 +340,7 @@ def test_the_format_of_a_folder_is_no_key_and_the_command_against_another_one_wo
     assert "new       outputs/old-again/" in capsys.readouterr().out
 
 
-def test_a_command_of_a_strangers_folder_is_offered_to_who_trusts_it(tmp_path):
+def test_the_command_of_a_strangers_folder_is_offered_with_a_warning(tmp_path):
     lay_run(tmp_path / "a", words=("allow=[theirs]", "a\x1b[2J"))
     fix = format_fault(tmp_path / "a", 1).fix
     assert "(if you trust who wrote its manifest.json)" in fix
@@ -375,9 +371,7 @@ def test_a_link_is_refused_before_it_is_read(tmp_path, monkeypatch):
             call()
 
 
-def test_a_report_of_many_names_the_run_of_another_format_and_goes_on(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_report_names_a_run_of_another_format_and_shows_the_rest(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lay_run(Path(OTHER), after={"eval_loss": 1.5})
     lay_run(Path(RUN), after={"eval_loss": 2.5})
@@ -392,9 +386,7 @@ def test_a_report_of_many_names_the_run_of_another_format_and_goes_on(
 
 
 @pytest.mark.parametrize("text", ["name: old\n", "a: [1\n b: }"])
-def test_a_run_beside_one_of_another_format_or_a_torn_one_starts_without_it(
-    tmp_path, monkeypatch, text
-):
+def test_a_run_starts_beside_one_of_another_format_or_a_torn_one(tmp_path, monkeypatch, text):
     monkeypatch.chdir(tmp_path)
     lay_run(Path(RUN))
     (Path(RUN) / "config.yaml").write_text(text)

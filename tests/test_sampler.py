@@ -1,4 +1,7 @@
-"""Sampling: every engine draws from softmax(logits / temperature), and says what it drew with which probability."""
+"""Sampling.
+
+Every engine draws from softmax(logits / temperature) and reports the probability of each draw.
+"""
 
 import math
 
@@ -51,7 +54,7 @@ def recomputed(model, prompt, tokens, temperature):
 def test_tokens_are_drawn_as_often_as_their_probability_says():
     logits = torch.tensor([2.0, -1.0, 0.5, -torch.inf, 1.0])
     count = 200_000
-    # Evenly spread noise leaves no chance: each token is met in exact proportion.
+    # Evenly spread noise removes chance: each token is drawn in exact proportion.
     even = (torch.arange(count) + 0.5) / count
     tokens, logprobs = sample_token(logits.expand(count, -1), even, Sampling(temperature=0.7))
     expected = torch.softmax(logits / 0.7, -1)
@@ -79,8 +82,11 @@ def test_the_ends_of_the_noise_draw_no_impossible_token(end):
     assert 7 <= token.item() < 40_000
 
 
-def test_of_150000_words_each_is_drawn_as_often_as_its_share_says():
-    """Float32 cannot: neither its sums nor its 24 bits of noise tell words apart of which each has a millionth."""
+def test_each_of_150000_words_is_drawn_in_proportion():
+    """Float32 cannot do it.
+
+    Its sums and 24 bits of noise cannot tell words with a millionth of the mass apart.
+    """
     words = torch.arange(100_003, 150_000, 1_999)
     logits = -torch.log1p(torch.arange(150_000.0)).expand(len(words), -1)
     ends = logits[0].double().softmax(-1).cumsum(-1)
@@ -95,7 +101,7 @@ def test_of_150000_words_each_is_drawn_as_often_as_its_share_says():
 
 
 def test_a_scan_that_falls_draws_no_impossible_token(monkeypatch):
-    """As one on a GPU may, which is put together from parts that are rounded apart."""
+    """A scan on a GPU may fall, because its parts are rounded separately."""
     logits = torch.full((1, 8), -torch.inf)
     plain = torch.Tensor.cumsum
     logits[0, [1, 6]] = 0.0
@@ -178,7 +184,7 @@ def test_the_loop_gives_the_log_probabilities_of_unpadded_rows(kind):
         assert len(tokens) == 8 or tokens[-1] == END
 
 
-def test_what_is_beside_a_row_does_not_change_it():
+def test_a_row_does_not_depend_on_its_batch():
     model = letter_model()
     how = Sampling(10, (END, 3, 4), 1.0)
     all_rows = sample(model, PROMPTS, how, noise(4, 10))
@@ -207,11 +213,12 @@ def test_the_steps_of_a_graph_draw_what_the_loop_draws(kind, stops):
 
 
 class Caching(torch.nn.Module):
-    """A module that makes a table in its first pass and keeps it, as models do with the angles of positions."""
+    """A module that builds a table in its first pass and keeps it, like rotary angles."""
 
     def __init__(self, inner):
         super().__init__()
-        self.inner, self.table = inner, None
+        self.inner = inner
+        self.table = None
 
     def forward(self, *args):
         self.table = torch.ones(1) if self.table is None else self.table
@@ -219,7 +226,7 @@ class Caching(torch.nn.Module):
 
 
 @pytest.mark.parametrize("engine", ["loop", "graph", "generate"])
-def test_what_a_model_keeps_of_sampling_can_be_trained_on(engine):
+def test_tensors_cached_while_sampling_can_be_trained_on(engine):
     model = letter_model()
     model.base_model.norm = Caching(model.base_model.norm)
     sample(model, PROMPTS, Sampling(3), noise(4, 3), engine=engine)
@@ -259,7 +266,7 @@ def test_every_engine_draws_from_the_tempered_softmax(engine):
 
 
 @pytest.mark.parametrize("engine", ["loop", "graph", "generate"])
-def test_a_completion_ends_with_any_of_the_stop_tokens_and_only_those(engine):
+def test_a_completion_ends_with_any_stop_token_and_only_those(engine):
     model = letter_model(spread=0.05)
     model.generation_config.eos_token_id = 5
     stops = sample(
@@ -382,7 +389,7 @@ SHARDED = ("strategy=fsdp2", "launcher.num_processes=2", "trainer.args.bf16=fals
 @pytest.mark.parametrize(
     "settings", [["peft=lora", "trainer.args.vllm_enable_sleep_mode=true"], SHARDED]
 )
-def test_vllm_samples_from_the_policy_as_it_is_now(runner, settings):
+def test_vllm_samples_from_the_current_policy(runner, settings):
     words = (*VLLM_RUN, *settings, "tolerate.ended_worse=true")
     door = "vllm_there:with_vllm"
     runner(*words, door=door, RUNNER_TEST_FSDP_ON_CPU="1", **STAND_IN)
@@ -390,7 +397,7 @@ def test_vllm_samples_from_the_policy_as_it_is_now(runner, settings):
         line for line in read_metrics(runner.runs("run")[0] / "metrics.jsonl") if "loss" in line
     ]
     assert abs(lines[0]["objective/kl"]) < 1e-4 < abs(lines[1]["objective/kl"])
-    for line in lines:  # of what it drew, PPO's own probabilities are the same
+    for line in lines:  # PPO computes the same probabilities for its tokens
         for kind in ("min", "mean", "max"):
             assert line[f"sampling/importance_sampling_ratio/{kind}"] == pytest.approx(1, abs=1e-3)
 
@@ -407,10 +414,11 @@ def test_vllm_is_asked_for_where_it_is_and_missed_where_it_is_not(runner, words)
 
 
 class Elsewhere(VLLM):
-    """Samples by the policy itself, and says that each token was so many times less likely."""
+    """Samples by the policy itself, and claims that each token was so many times less likely."""
 
     def __init__(self, trainer, times):
-        self.trainer, self.times = trainer, times
+        self.trainer = trainer
+        self.times = times
 
     def sample(self, prompts, step):
         how = self.trainer.sampling
@@ -422,7 +430,7 @@ class Elsewhere(VLLM):
         )
 
 
-def test_what_another_sampler_draws_too_rarely_weighs_more_up_to_a_limit(tmp_path):
+def test_tokens_drawn_too_rarely_by_another_sampler_weigh_more_up_to_a_limit(tmp_path):
     norms = {}
     ratios = {}
     for times in (1.0, 2.0, 40.0, math.nan):

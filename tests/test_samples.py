@@ -1,4 +1,4 @@
-"""Samples are of the same prompts each time, each step once, and leave the training as it would have been."""
+"""Samples have the same prompts each time, come once a step, and leave the training unchanged."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_the_same_prompts_at_the_start_on_the_way_and_at_the_end(tmp_path):
 
 
 @pytest.mark.parametrize("checkpoint", [0, 3, 4, 6])
-def test_a_resumed_training_has_each_step_once(tmp_path, checkpoint):
+def test_a_resumed_training_logs_each_step_once(tmp_path, checkpoint):
     go(samples(tmp_path), 0, 9)
     go(samples(tmp_path), checkpoint, 10)
     assert [row["step"] for row in rows(tmp_path)] == [0, 0, 4, 4, 8, 8, 10, 10]
@@ -133,7 +133,7 @@ class Stops(TrainerCallback):
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_with_its_samples(train, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_with_its_samples(train, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("callbacks.py").write_text(STOPS)

@@ -136,7 +136,7 @@ def test_a_reward_per_token_or_per_step_lands_where_it_was_earned():
         lambda **_: by_step, lambda **_: [1.0] * 3, asked=asked, weights=[2.0, 1.0]
     )
     assert total.tolist() == [13.0, 9.0, 11.0]
-    # Before each newline, and before the end token, which earns what the whole is worth.
+    # Before each newline, and before the end token, which earns the score of the whole.
     assert earned[0, :8].tolist() == [NONE, 2, NONE, NONE, 4, NONE, 6, 1]
     assert earned[1:, :2].tolist() == [[NONE, 9], [10, 1]]
 
@@ -302,7 +302,7 @@ def test_a_model_of_two_labels_is_refused_where_it_could_pass_for_two_rewards_pe
     assert "2 labels" in faults(letter_model(labels=2))
 
 
-def test_a_text_that_is_too_long_for_a_model_is_told():
+def test_a_text_too_long_for_a_model_is_reported():
     model = letter_model("gpt2", labels=1)
     positions = model.config.max_position_embeddings
     asked = completions("ab." + "c" * positions)

@@ -45,7 +45,7 @@ def test_a_secret_is_hidden_by_its_value_however_it_is_spelt(monkeypatch):
     assert quote(secret, safe="") not in hidden(text)
     assert packed[6:-4] not in hidden(text)
     assert hidden(text).endswith("and no more")
-    # which shift the letters, and no header tells that this is a login
+    # base64 with an offset, without a header that marks it as a login
     for before in ("", "m", "me"):
         packed = base64.b64encode(f"{before}{secret}".encode()).decode()
         assert packed[4:-4] not in without_values(f"a blob {packed}")
@@ -86,7 +86,7 @@ def test_no_file_of_ours_holds_a_secret_of_the_environment(monkeypatch, tmp_path
 @pytest.mark.parametrize(
     "value", ["short", "password", "/home/me/key", "", "https://example.org/login"]
 )
-def test_what_may_stand_in_any_text_is_no_secret_of_the_environment(monkeypatch, value):
+def test_common_texts_are_no_secrets_of_the_environment(monkeypatch, value):
     monkeypatch.setenv("MY_TOKEN", value)
     assert holder_of(value) == ""
     assert without_values(f"a {value} b") == f"a {value} b"
@@ -124,7 +124,7 @@ def test_a_line_of_30_kb_is_looked_through_at_once(piece):
 
 
 @pytest.mark.slow
-def test_nothing_harmless_is_taken_for_a_secret():
+def test_harmless_texts_are_not_taken_for_secrets():
     assert list(misses_of_harmless()) == []
 
 

@@ -1,4 +1,4 @@
-"""A part of ``fault/sick``: sick runs stop within five steps and keep their last good checkpoint, healthy ones end."""
+"""Sick runs stop within five steps and keep their last good checkpoint: part of ``fault/sick``."""
 
 import re
 import sys
@@ -15,7 +15,7 @@ from runner.run.history import read_metrics
 from runner.run.seal import sealed_checkpoints
 
 pytestmark = pytest.mark.slow
-# Of a policy, of weights, of a judge and of what is sampled.
+# Sicknesses of a policy, of weights, of a judge and of samples.
 CHOSEN_SICK = {"far worse sft", "frozen adapter", "nan weight at a save", "greedy grpo"}
 CHOSEN_HEALTHY = {"sft memorised"}
 
@@ -38,7 +38,7 @@ def test_a_healthy_run_ends(case, tmp_path):
 
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("name", ["sign of dpo", "zero gradient sft"])
-def test_what_a_sick_run_tells_to_type_goes_on_from_its_last_good_checkpoint(name, tmp_path):
+def test_the_fix_of_a_sick_run_resumes_from_its_last_good_checkpoint(name, tmp_path):
     case = next(
         replace(case, words=(*case.words, "trainer.args.save_total_limit=9"))
         for case in SICK

@@ -1,4 +1,7 @@
-"""Asked to stop in whatever it is doing, a run saves its step and goes on: a part of ``tests/fault/signals.py``."""
+"""Stopped in any phase, a run saves its step and goes on later.
+
+A part of ``tests/fault/signals.py``.
+"""
 
 import os
 import random
@@ -27,7 +30,8 @@ from runner.run import Run
 @pytest.mark.slow
 def test_a_signal_in_any_phase_stops_a_run_that_then_goes_on_to_the_same_bits(tmp_path, warm):
     complaints = list(disturb("sft", 2, tmp_path, warm, random.Random("sft")))
-    assert [phase for phase, _ in complaints].count("finish") == 1 and len(complaints) == 3
+    assert [phase for phase, _ in complaints].count("finish") == 1
+    assert len(complaints) == 3
     assert [misses for _, misses in complaints if misses] == []
 
 
@@ -51,9 +55,13 @@ def test_the_second_signal_is_not_waited_with():
 
 
 def test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it(tmp_path, monkeypatch):
-    """As under submitit, whose handler requeues the job and leaves; a scheduler tells the trainer as well."""
+    """As under submitit, whose handler requeues the job and leaves.
+
+    A scheduler notifies the trainer, too.
+    """
     monkeypatch.chdir(tmp_path)
-    driver, begun = os.getpid(), tmp_path / "begun"
+    driver = os.getpid()
+    begun = tmp_path / "begun"
     (composed,) = compose_runs(["trainer=sft"])
 
     def train(run, stop):
@@ -78,11 +86,13 @@ def test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it(tmp_path, mon
         tasks = tasks_of([[composed]])
         with pytest.raises(SystemExit, match="87"):
             pool.Pool(tasks, pool.Settings(attached=True), Stages(tasks)).run()
-        assert signal.getsignal(signal.SIGUSR2) is requeue and begun.exists()
+        assert signal.getsignal(signal.SIGUSR2) is requeue
+        assert begun.exists()
     finally:
         signal.signal(signal.SIGUSR2, before)
     status = Run(tasks[0].folder).status()
-    assert (status["state"], status["step"]) == ("interrupted", 7) and "SIG" in status["cause"]
+    assert (status["state"], status["step"]) == ("interrupted", 7)
+    assert "SIG" in status["cause"]
 
 
 @pytest.mark.slow

@@ -123,8 +123,8 @@ def test_types_of_a_trainer_config():
 @pytest.mark.parametrize(
     "name", ["trl.trainer.dpo_trainer", "transformers.trainer", "transformers.training_args"]
 )
-def test_what_is_left_out_of_methods_is_no_argument_and_no_line(name):
-    """Of most methods only the head is parsed; all other statements, and the lines of each, are those of the file."""
+def test_skipped_parts_of_methods_hide_no_argument_and_shift_no_line(name):
+    """Only the head of most methods is parsed; all other statements keep the lines of the file."""
 
     def outline(tree):
         for node in ast.walk(tree):
@@ -397,7 +397,7 @@ def test_ways_to_provide_a_name(module):
     assert "_hidden" not in public_names("pkg")
     assert list(read_signature("pkg.alias.Lazy").parameters) == ["c"]
     assert list(read_signature("pkg.inner.Lazy").parameters) == ["c"]
-    # a table that type checkers do not have either
+    # type checkers do not know it either
     module('_import_structure = {"inner": ["Lazy"]}', "lazy")
     assert read_signature("pkg.lazy.Lazy").is_open
 
@@ -535,7 +535,7 @@ def test_a_long_number_that_is_none_is_written_at_once():
     ],
     ids=repr,
 )
-def test_what_is_told_to_be_typed_is_read_as_that_value(value):
+def test_printed_values_are_read_back_as_the_same_value(value):
     """By a shell, our entry point and Hydra."""
     [word] = (
         [f"key={to_text(value)}"]
@@ -555,7 +555,10 @@ def _plain(value):
 
 
 def test_the_statements_of_this_python_are_known():
-    """A new Python may bring one that binds names: then say here that it is not followed, or follow it."""
+    """A new Python may bring a statement that binds names.
+
+    Say here that it is not followed, or follow it.
+    """
     followed = (
         "ClassDef FunctionDef AsyncFunctionDef Import ImportFrom Assign AnnAssign If Try With"
     )
@@ -568,7 +571,7 @@ def test_the_statements_of_this_python_are_known():
     assert statements <= {*followed.split(), *other_statements.split()}, "see schema.source"
 
 
-def test_a_typed_dict_and_a_named_tuple_of_ones_own_are_read(module):
+def test_typed_dicts_and_named_tuples_of_users_are_read(module):
     module(
         """
         from typing import NamedTuple, TypedDict

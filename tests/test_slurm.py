@@ -1,4 +1,7 @@
-"""``launcher=slurm``: what is submitted, once and no more; on a stand-in of its commands, and once on Slurm itself."""
+"""``launcher=slurm`` submits each run once.
+
+On a stand-in for its commands, and once on Slurm itself.
+"""
 
 import os
 import re
@@ -29,10 +32,11 @@ WORDS = ("metric=none", "launcher=slurm", "launcher.gpus_per_node=0")
 
 
 class Cluster:
-    """The stand-in and what is in its queue, and the command in this process."""
+    """The stand-in with its queue, and the command in this process."""
 
     def __init__(self, folder: Path):
-        self.folder, self.python = folder, folder / "bin" / "worker"
+        self.folder = folder
+        self.python = folder / "bin" / "worker"
         for name in ("bin", "queue"):
             (folder / name).mkdir()
         for name in (*COMMANDS, "worker"):
@@ -49,7 +53,9 @@ class Cluster:
         return [*WORDS, f"launcher.python={self.python}", *words, *(() if named else ("name=one",))]
 
     def start(self, *words: str, **settings) -> subprocess.Popen:
-        """The command in a process of its own, which hears SIGHUP also where the tests run under nohup."""
+        """Start the command in a process of its own that hears SIGHUP even if the tests run under
+        nohup.
+        """
         command = [sys.executable, "-m", "runner", *self.words(*words)]
         heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
         return subprocess.Popen(
@@ -67,7 +73,7 @@ class Cluster:
 
     @property
     def jobs(self) -> list[str]:
-        """What is in the queue."""
+        """The jobs in the queue."""
         return [path.name for path in (self.folder / "queue").glob("*_*") if not path.suffix]
 
 
@@ -134,7 +140,7 @@ def test_the_script_is_shown_as_it_would_be_submitted_without_slurm(
     subprocess.run(["/bin/bash", "-n"], input=shown, text=True, check=True)
 
 
-def test_a_run_is_submitted_once_and_the_same_command_says_how_far_it_is(cluster, capsys):
+def test_a_run_is_submitted_once_and_its_command_shows_progress(cluster, capsys):
     cluster.mode("held")
     assert cluster() == 0
     (run,) = runs_of()
@@ -171,9 +177,7 @@ def test_a_run_is_submitted_once_and_the_same_command_says_how_far_it_is(cluster
     assert len(cluster.calls) == 2
 
 
-def test_of_many_runs_some_are_told_and_a_folder_with_a_space_is_quoted(
-    cluster, capsys, monkeypatch
-):
+def test_only_some_of_many_runs_are_listed_and_folders_are_quoted(cluster, capsys, monkeypatch):
     monkeypatch.setattr(queue, "MAX_LINES", 2)
     monkeypatch.setattr(cancel, "MAX_LINES", 2)
     cluster.mode("held")
@@ -251,7 +255,7 @@ def test_a_submission_that_ends_badly_is_looked_for_before_it_is_repeated(
     assert cluster("seed=1") == 5
     assert "no job number in the answer" in capsys.readouterr().err
     assert sorted(states()) == ["created", "queued"]
-    # a run that is called the same is not taken for the one above
+    # a run of the same name is not mistaken for the one above
     with monkeypatch.context() as elsewhere:
         Path("elsewhere").mkdir()
         elsewhere.chdir("elsewhere")
@@ -271,7 +275,7 @@ def test_ctrl_c_cuts_off_no_submission(cluster):
     cluster.mode("held waits")
     started = cluster.start(start_new_session=True)
     until(lambda: Path("outputs/one").exists() and "queued" in states())
-    os.killpg(started.pid, signal.SIGINT)  # as a terminal sends it, to all that is there
+    os.killpg(started.pid, signal.SIGINT)  # as a terminal sends it, to the whole group
     Path("queue/go").touch()
     started.communicate()
     assert started.returncode == 130
@@ -302,7 +306,7 @@ def test_two_commands_and_one_that_is_killed_submit_nothing_twice(cluster, capsy
     assert "3_0 PENDING" in stdout
 
 
-def test_what_is_queued_or_runs_can_be_cancelled(cluster, capsys):
+def test_queued_and_running_jobs_can_be_cancelled(cluster, capsys):
     cluster.mode("held")
     assert cluster("-m", "seed=0,1") == 0
     assert main(["cancel", "outputs/one"]) == 0
@@ -348,7 +352,7 @@ def test_what_is_queued_or_runs_can_be_cancelled(cluster, capsys):
         (["-m", "seed=0,1", "hydra/launcher=joblib"], 2, "launcher=local"),
     ],
 )
-def test_what_cannot_be_submitted_is_refused_in_words(words, code, message, cluster, capsys):
+def test_impossible_submissions_are_refused(words, code, message, cluster, capsys):
     assert cluster(*words) == code
     error = capsys.readouterr().err
     assert message in error

@@ -1,4 +1,4 @@
-"""Staged experiments: each stage is a run like any other, and what depends on a change runs again by itself."""
+"""Staged experiments: each stage is a run like any other; a change reruns what depends on it."""
 
 import os
 import signal
@@ -38,17 +38,17 @@ QUICK = (
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """A staged experiment of the user's own, in a folder of config groups; gives the words that choose it."""
+    """Write a user's staged experiment in a config folder; return the words that choose it."""
     monkeypatch.chdir(tmp_path)
 
-    def write(stages, name="chain", **others):
+    def write(stages, name="chain", **keys):
         path = tmp_path / "mine" / "experiment" / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         node = {
             "defaults": [{"override /dataset": "toy_sort"}],
             "name": name,
             "stages": stages,
-        } | others
+        } | keys
         path.write_text("# @package _global_\n" + yaml.safe_dump(node, sort_keys=False))
         return (f"experiment={name}", "--config-dir", "mine")
 
@@ -117,7 +117,7 @@ def test_a_stage_knows_the_folder_of_an_earlier_one_before_that_has_trained(chai
     ],
 )
 @pytest.mark.slow
-def test_a_change_to_a_stage_makes_it_and_what_depends_on_it_another_run(chain, word, same):
+def test_a_changed_stage_and_those_that_depend_on_it_are_other_runs(chain, word, same):
     line = door.read_command_line(chain)
     folders = [
         open_run(run.cfg, run.overrides).folder
@@ -125,11 +125,13 @@ def test_a_change_to_a_stage_makes_it_and_what_depends_on_it_another_run(chain, 
     ]
     line = door.read_command_line([*chain, word])
     now = [folder_of(run.cfg, run.overrides) for run in compose_runs(line.overrides, line.folders)]
-    assert [one == other.absolute() for one, other in zip(folders, now, strict=True)] == same
+    assert [
+        folder == same_folder.absolute() for folder, same_folder in zip(folders, now, strict=True)
+    ] == same
 
 
 @pytest.mark.slow
-def test_a_word_is_for_every_stage_unless_one_is_named(chain):
+def test_a_word_goes_to_every_stage_unless_it_names_one(chain):
     cfgs = composed(*chain, "rl.seed=5", "seed=3", "rl.kl_coef=0.2", "sft.peft=lora", "name=mine")
     assert {stage: cfg["seed"] for stage, cfg in cfgs.items()} == {"sft": 3, "judge": 3, "rl": 5}
     assert {stage: cfg["kl_coef"] for stage, cfg in cfgs.items()} == {
@@ -146,7 +148,7 @@ def test_a_word_is_for_every_stage_unless_one_is_named(chain):
 
 
 @pytest.mark.slow
-def test_what_was_typed_wins_over_the_file_and_names_the_folder(chain, capsys):
+def test_typed_words_win_over_the_file_and_name_the_folder(chain, capsys):
     assert composed(*chain, "sft.learning_rate=5e-4")["sft"]["learning_rate"] == 5e-4
     assert composed(*chain, "learning_rate=5e-4")["rl"]["learning_rate"] == 5e-4
     door.main([*chain, "rl.kl_coef=0.2", "--dry-run"])
@@ -156,7 +158,7 @@ def test_what_was_typed_wins_over_the_file_and_names_the_folder(chain, capsys):
 
 
 @pytest.mark.slow
-def test_what_stands_beside_the_stages_is_shared_and_an_inner_experiment_is_laid_over_it(write):
+def test_keys_beside_the_stages_are_shared_and_an_inner_experiment_overrides_them(write):
     cfgs = composed(*write(CHAIN, seed=7, learning_rate=9e-4))
     assert {cfg["seed"] for cfg in cfgs.values()} == {7}
     rates = {stage: cfg["learning_rate"] for stage, cfg in cfgs.items()}
@@ -167,7 +169,7 @@ def test_what_stands_beside_the_stages_is_shared_and_an_inner_experiment_is_laid
 
 
 @pytest.mark.slow
-def test_a_word_for_every_stage_cuts_none_off_from_an_earlier_one(chain):
+def test_a_word_for_every_stage_keeps_references_to_earlier_ones(chain):
     before = composed(*chain)
     after = composed(*chain, "model.path=org/name", "model.dtype=float32")
     assert after["sft"]["model"]["path"] == "org/name"
@@ -179,16 +181,14 @@ def test_a_word_for_every_stage_cuts_none_off_from_an_earlier_one(chain):
 
 
 @pytest.mark.slow
-def test_what_an_option_is_tuned_for_stays_with_its_own_model_and_what_is_trained_from_that(
-    write, tmp_path, capsys
-):
+def test_tuned_settings_stay_with_their_model_and_its_descendants(write, tmp_path, capsys):
     field = "per_device_train_batch_size"
     words = write(CHAIN)
-    kept = [cfg["trainer"]["args"].get(field) for cfg in composed(*words).values()]
+    settings = [cfg["trainer"]["args"].get(field) for cfg in composed(*words).values()]
     lost = [
         cfg["trainer"]["args"].get(field) for cfg in composed(*words, "model.path=runner").values()
     ]
-    assert (kept, lost) == ([32] * 3, [None] * 3)
+    assert (settings, lost) == ([32] * 3, [None] * 3)
     for name, path in {
         "base": "runner://model/tiny",
         "next": "outputs/base/default-01/model",
@@ -204,15 +204,15 @@ def test_what_an_option_is_tuned_for_stays_with_its_own_model_and_what_is_traine
     assert composed("model.path=outputs/next/default-01/model")[""]["name"] == "sft-tiny-toy"
     write_option = (tmp_path / "mine" / "model" / "own.yaml").write_text
     (tmp_path / "mine" / "model").mkdir()
-    own = {
+    mine = {
         "learning_rate": 7e-4,
         "model": {"path": "a/b", "dtype": "bfloat16"},
         "dataset": {"limit": {"train": 9}},
     }
-    write_option(f"# @package _global_\ndefaults: [hub@model, _self_]\n{yaml.safe_dump(own)}")
-    own = ("model=own", "--config-dir", "mine")
-    before = composed(*own)[""]
-    after = composed(*own, "model.path=c/d", "trainer.args.max_steps=3")[""]
+    write_option(f"# @package _global_\ndefaults: [hub@model, _self_]\n{yaml.safe_dump(mine)}")
+    mine = ("model=own", "--config-dir", "mine")
+    before = composed(*mine)[""]
+    after = composed(*mine, "model.path=c/d", "trainer.args.max_steps=3")[""]
     assert (before["learning_rate"], before["name"], before["dataset"]["limit"]["train"]) == (
         7e-4,
         "sft-own-toy",
@@ -243,7 +243,7 @@ def test_many_stages_are_composed_by_hydra_once_and_know_the_model_that_they_beg
 
 
 @pytest.mark.slow
-def test_a_word_that_no_stage_would_take_is_a_fault(write, tmp_path):
+def test_a_word_that_no_stage_takes_is_a_fault(write, tmp_path):
     words = write({"one": CHAIN["sft"], "two": ["model.path=${run:one}"]}, name="two")
     assert composed(*words, "model.path=org/name")["one"]["model"]["path"] == "org/name"
     make_run(tmp_path / "outputs", "base", "default-0123456789")
@@ -253,7 +253,7 @@ def test_a_word_that_no_stage_would_take_is_a_fault(write, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_faults_of_all_stages_are_told_at_once_and_nothing_starts(chain, tmp_path, capsys):
+def test_faults_of_all_stages_are_reported_at_once_and_nothing_starts(chain, tmp_path, capsys):
     words = (
         *chain,
         "sft.trainer.args.lerning_rate=1",
@@ -262,7 +262,7 @@ def test_the_faults_of_all_stages_are_told_at_once_and_nothing_starts(chain, tmp
         "modle.path=x",
     )
     assert door.main([*words]) == 2
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     for part in (
         "4 faults",
         "sft.trainer.args.learning_rate=1",
@@ -270,22 +270,22 @@ def test_the_faults_of_all_stages_are_told_at_once_and_nothing_starts(chain, tmp
         "rl.seed=1",
         "model.path=x",
     ):
-        assert part in said
+        assert part in stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 @pytest.mark.slow
-def test_a_fault_of_every_stage_is_told_once_and_one_of_some_says_who_can_take_it(chain):
+def test_a_common_fault_is_reported_once_and_others_name_the_right_stages(chain):
     (fault,) = faults(*chain, "trainer.args.lerning_rate=1")
     assert (fault.where, fault.fix) == ("trainer.args.lerning_rate", "trainer.args.learning_rate=1")
-    found = faults(*chain, "kl_coef=0.1")
-    assert [fault.where for fault in found] == ["sft.kl_coef", "judge.kl_coef"]
-    assert all(fault.fix.startswith("rl.kl_coef=0.1") for fault in found)
+    faults_found = faults(*chain, "kl_coef=0.1")
+    assert [fault.where for fault in faults_found] == ["sft.kl_coef", "judge.kl_coef"]
+    assert all(fault.fix.startswith("rl.kl_coef=0.1") for fault in faults_found)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("word", "found", "fix"),
+    ("word", "finding", "fix"),
     [
         ("judge.model.path='${run:rl}'", "a later stage", "judge.model.path='${run:sft}'"),
         ("judge.model.path='${run:judge}'", "this stage itself", "judge.model.path='${run:sft}'"),
@@ -302,16 +302,16 @@ def test_a_fault_of_every_stage_is_told_once_and_one_of_some_says_who_can_take_i
         ("sft.experiment=toy_sf", "no option", "sft.experiment=toy_sft"),
     ],
 )
-def test_a_word_that_cannot_be_meant_says_what_to_type(chain, word, found, fix):
+def test_a_wrong_word_is_answered_with_a_fix(chain, word, finding, fix):
     (fault,) = faults(*chain, word)
-    assert found in fault.found
+    assert finding in fault.found
     assert fault.fix == fix
     assert fault.expected
 
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(
-    ("stages", "where", "said"),
+    ("stages", "where", "message"),
     [
         ({"reward": ["trainer=reward"]}, "stages.reward", "reward_model"),
         ({"seed": ["trainer=sft"]}, "stages.seed", "another name"),
@@ -325,10 +325,10 @@ def test_a_word_that_cannot_be_meant_says_what_to_type(chain, word, found, fix):
         ({"a": ["trainer=sft", "kl_coef=0.1,0.2"]}, "a.kl_coef", "one value"),
     ],
 )
-def test_stages_that_cannot_work_are_refused(write, stages, where, said):
+def test_stages_that_cannot_work_are_refused(write, stages, where, message):
     (fault,) = faults(*write(stages))
     assert fault.where == where
-    assert said in f"{fault.expected} {fault.fix}"
+    assert message in f"{fault.expected} {fault.fix}"
 
 
 def test_stages_outside_of_an_experiment_are_not_overlooked(tmp_path):
@@ -339,7 +339,7 @@ def test_stages_outside_of_an_experiment_are_not_overlooked(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_a_file_says_does_not_count_as_typed(write):
+def test_keys_in_a_file_do_not_count_as_typed(write):
     unsafe = {
         "a": [
             "trainer=sft",
@@ -350,8 +350,8 @@ def test_what_a_file_says_does_not_count_as_typed(write):
         ]
     }
     words = write(unsafe)
-    found = faults(*words)
-    assert {"a.allow", "a.model.trust_remote_code"} == {fault.where for fault in found}
+    faults_found = faults(*words)
+    assert {"a.allow", "a.model.trust_remote_code"} == {fault.where for fault in faults_found}
     typed = composed(*words, "a.model.trust_remote_code=true", "allow=[pack]")
     assert typed["a"]["model"]["trust_remote_code"] is True
 
@@ -362,11 +362,10 @@ def test_the_configuration_of_each_stage_is_printed(chain, capsys):
     printed = capsys.readouterr().out
     headings = [line for line in printed.splitlines() if line.startswith("# stage")]
     assert [line.split()[2] for line in headings] == ["sft:", "judge:", "rl:"]
-    documents = [
-        yaml.safe_load(part)
-        for part in printed.split("# stage ")[1:]
-        for part in [part.partition("\n")[2]]
-    ]
+    documents = []
+    for part in printed.split("# stage ")[1:]:
+        _, _, document = part.partition("\n")
+        documents.append(yaml.safe_load(document))
     assert documents[2]["kl_coef"] == 0.2
     assert "stages" not in documents[2]
     assert (
@@ -376,7 +375,7 @@ def test_the_configuration_of_each_stage_is_printed(chain, capsys):
 
 
 @pytest.mark.slow
-def test_elsewhere_a_reference_is_the_newest_finished_run_of_that_name(tmp_path, monkeypatch):
+def test_outside_stages_a_reference_is_the_newest_finished_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder, day, state in (
         ("new-01", 3, "finished"),
@@ -460,23 +459,22 @@ def test_without_a_name_each_stage_is_named_after_its_parts_and_itself(write, tm
 
 
 def states(runner, name="chain"):
-    return {
-        stage: [Run(folder).status()["state"] for folder in runner.runs(f"{name}-{stage}")]
-        for stage in CHAIN
-    }
+    states_of = {}
+    for stage in CHAIN:
+        runs = [Run(folder) for folder in runner.runs(f"{name}-{stage}")]
+        states_of[stage] = [run.status()["state"] for run in runs]
+    return states_of
 
 
 @pytest.mark.dear("four trainings")
 @pytest.mark.slow
-def test_a_staged_experiment_trains_each_stage_as_it_would_be_alone_and_again_changes_no_byte(
-    runner, chain
-):
+def test_each_stage_trains_as_it_would_alone_and_again_changes_no_byte(runner, chain):
     words = (*chain, *QUICK, "trainer.args.max_steps=1")
     done = runner(*words)
-    said = [
+    options = [
         line for line in done.stdout.splitlines() if line.startswith(("stage", "run ", "finished"))
     ]
-    assert [line.split()[0] for line in said] == ["stage", "run", "finished"] * 3
+    assert [line.split()[0] for line in options] == ["stage", "run", "finished"] * 3
     assert states(runner) == {stage: ["finished"] for stage in CHAIN}
     rl = Run(runner.runs("chain-rl")[0])
     assert "${" not in (rl.folder / "config.yaml").read_text()
@@ -529,11 +527,11 @@ class Stops(TrainerCallback):
 
 @pytest.mark.dear("three trainings, of which one starts twice")
 @pytest.mark.slow
-def test_a_stop_ends_the_command_and_the_same_command_goes_on(runner, chain):
+def test_a_stop_ends_the_command_and_the_same_command_resumes(runner, chain):
     (runner.folder / "callbacks.py").write_text(STOPS)
     stops = runner.folder / "stops"
     stops.touch()
-    more = (
+    held_words = (
         "judge.callback.stops._target_=callbacks.Stops",
         "allow=[callbacks]",
         "judge.trainer.args.logging_steps=1",
@@ -545,7 +543,7 @@ def test_a_stop_ends_the_command_and_the_same_command_goes_on(runner, chain):
         *QUICK,
         "trainer.args.max_steps=1",
         "judge.trainer.args.max_steps=3",
-        *more,
+        *held_words,
     )
     runner(*words, code=143)
     assert not stops.exists()
@@ -581,7 +579,7 @@ def test_a_stage_takes_rows_and_mappings_as_the_command_line_does(write, tmp_pat
     assert cfg["model"]["config"] == {"attention_dropout": 0.1, "rms_norm_eps": 1e-5}
 
 
-def test_no_more_stages_than_somebody_could_wait_for(write):
+def test_the_number_of_stages_is_limited(write):
     words = write({f"s{number}": ["trainer=sft"] for number in range(3000)})
     (fault,) = faults(*words)
     assert fault.where == "stages"

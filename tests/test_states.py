@@ -1,4 +1,4 @@
-"""A part of ``fault/states``: what a run says of itself is true, whatever happened to it and in whatever order."""
+"""A run's state is true, whatever happened to it in whatever order: a part of ``fault/states``."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Steps of ``dataset.map``: what they make of rows, that they are cached by content, and that faults name the row."""
+"""Steps of ``dataset.map``.
+
+Their effect on rows, the cache by content, and faults that name the row.
+"""
 
 import functools
 import json
@@ -89,7 +92,7 @@ def test_faults_name_the_file_and_the_row_and_the_line_of_code(path):
     assert "test_step.py:" in fault.fix
 
 
-def test_all_faults_are_told_or_left_out(path):
+def test_all_faults_are_reported_or_left_out(path):
     def only_zero(row):
         return {"text": "ok"} if row["number"] == 0 else 7
 
@@ -98,7 +101,7 @@ def test_all_faults_are_told_or_left_out(path):
     assert len(load_rows(path, map=only_zero, to="demonstration", bad_rows="drop")[0]) == 1
 
 
-def test_a_step_that_leaves_nothing_is_told(path):
+def test_a_step_that_drops_all_rows_is_reported(path):
     with pytest.raises(DataError, match="every row is left out"):
         load_rows(path, map=lambda row: None, to="demonstration")
     with pytest.raises(DataError, match="row 5, map"):
@@ -122,7 +125,7 @@ def test_the_key_follows_code_and_settings(tmp_path, monkeypatch):
     assert key_of_steps([first]) != before
 
 
-def test_all_rows_are_mapped_once_and_the_first_ones_at_each_start(path):
+def test_all_rows_are_mapped_once_but_the_first_ones_at_each_start(path):
     mapped = []
 
     def counted(row):
@@ -149,7 +152,7 @@ def test_a_function_of_a_row_is_not_called_when_it_is_built():
         ("dataset.map={_target_: runner.dataset.step.apply_steps, stepz: []}", "steps"),
     ],
 )
-def test_a_fault_is_told_before_anything_loads(capsys, word, message):
+def test_a_fault_is_reported_before_anything_loads(capsys, word, message):
     assert main([word, "metric=none"]) == 2
     assert message in capsys.readouterr().err
 

@@ -1,4 +1,7 @@
-"""Models that are spread over processes: refused where they cannot be, and whole in ``model/`` where they can."""
+"""Models spread over processes.
+
+Refused where they cannot be, and saved whole in ``model/`` where they can.
+"""
 
 import copy
 import os
@@ -100,7 +103,7 @@ EFFICIENT = "trainer.args.fsdp_config.cpu_ram_efficient_loading"
         ),
     ],
 )
-def test_a_model_is_not_said_to_be_sharded_where_it_cannot_be(
+def test_a_model_that_cannot_be_sharded_is_not_called_sharded(
     variables, words, code, said, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
@@ -108,12 +111,13 @@ def test_a_model_is_not_said_to_be_sharded_where_it_cannot_be(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert main(words) == code
-    assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
     assert main([*words, "--dry-run"]) == code
 
 
-def test_accelerate_shards_no_model_on_a_cpu_unless_it_takes_it_for_a_gpu(monkeypatch):
-    """Where this fails accelerate has changed, and the refusals or the exception for these tests may go."""
+def test_accelerate_shards_no_model_on_a_cpu(monkeypatch):
+    """If this fails, accelerate has changed; the refusals or the tests' exception may go."""
     import torch
     from accelerate import DistributedType, PartialState
     from accelerate.state import AcceleratorState
@@ -152,17 +156,15 @@ TWO = ("launcher.num_processes=2", "trainer.args.logging_steps=1")
 @pytest.mark.parametrize("settings", [["peft=lora"], ["peft=none"], ["trainer=ppo", "peft=lora"]])
 def test_a_sharded_run_saves_the_model_that_whole_copies_do(runner, settings):
     tiny_model(runner.folder / "base")
-    words, saved = (
-        (
-            *SHORT,
-            *settings,
-            "trainer.args.optim=sgd",
-            "learning_rate=0.1",
-            "model=hub",
-            "model.path=base",
-        ),
-        {},
+    words = (
+        *SHORT,
+        *settings,
+        "trainer.args.optim=sgd",
+        "learning_rate=0.1",
+        "model=hub",
+        "model.path=base",
     )
+    saved = {}
     rows = "trainer.args.per_device_train_batch_size=8"
     for started in runner.start_two(
         *words, *FSDP, rows, "name=sharded", RUNNER_TEST_FSDP_ON_CPU="1"
@@ -230,7 +232,9 @@ def test_only_the_first_process_of_a_machine_holds_the_weights_that_it_hands_out
         "model=hub",
         f"model.path={folder}",
     ]
-    cfg, tokenizer, held = compose(words).cfg, AutoTokenizer.from_pretrained(folder), []
+    cfg = compose(words).cfg
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    held = []
     torch.distributed.init_process_group(
         "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
     )
@@ -253,18 +257,22 @@ def test_only_the_first_process_of_a_machine_holds_the_weights_that_it_hands_out
             weight.shape for weight in real.parameters()
         ]
         buffers = dict(model.named_buffers())
-        assert buffers and all(
-            torch.equal(buffer, buffers[name]) for name, buffer in real.named_buffers()
-        )
+        assert buffers
+        assert all(torch.equal(buffer, buffers[name]) for name, buffer in real.named_buffers())
         assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert not any(os.environ.get(name) for name in sharding.VARIABLES)
 
 
 class OfOneProcess:
-    """As much of a trainer as saves a model; each process writes a file, and the first one is late."""
+    """The part of a trainer that saves a model.
+
+    Each process writes a file, and the first one is late.
+    """
 
     def __init__(self, rank: int, model, meet, lost=()):
-        self.rank, self.model, self.lost = rank, model, lost
+        self.rank = rank
+        self.model = model
+        self.lost = lost
         self.accelerator = SimpleNamespace(unwrap_model=lambda model: model, wait_for_everyone=meet)
         self.args = SimpleNamespace(to_dict=dict)
         self.processing_class = SimpleNamespace(save_pretrained=lambda folder: None)
@@ -300,7 +308,7 @@ def tiny():
     return LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes))
 
 
-def test_what_each_process_saves_is_in_the_model(tiny, tmp_path):
+def test_files_saved_by_each_process_are_in_the_model(tiny, tmp_path):
     meet = threading.Barrier(2, timeout=600).wait
     (tmp_path / ".model.new").mkdir()
     first, second = (
@@ -312,7 +320,8 @@ def test_what_each_process_saves_is_in_the_model(tiny, tmp_path):
     first.start()
     first.join()
     second.join()
-    assert (tmp_path / "model" / "of-another").exists() and not (tmp_path / ".model.new").exists()
+    assert (tmp_path / "model" / "of-another").exists()
+    assert not (tmp_path / ".model.new").exists()
 
 
 def test_a_run_whose_weights_were_not_all_saved_is_not_finished(tiny, tmp_path):
@@ -322,7 +331,7 @@ def test_a_run_whose_weights_were_not_all_saved_is_not_finished(tiny, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_an_adapter_that_is_not_there_is_missing(tiny, tmp_path):
+def test_a_missing_adapter_is_reported(tiny, tmp_path):
     from peft import LoraConfig, get_peft_model
 
     from runner.model.saved import find_missing
@@ -410,8 +419,10 @@ def test_a_batch_lets_a_run_go_on_by_another_number_of_processes(runner, trainer
         each.wait()
     done = runner(*words, "name=two")
     assert "resumes   from step 2" in done.stdout
-    alone, two = Run(runner.runs("one")[0]), Run(runner.runs("two")[0])
-    assert alone.folder.name == two.folder.name and two.manifest()["hardware"]["processes"] == 1
+    alone = Run(runner.runs("one")[0])
+    two = Run(runner.runs("two")[0])
+    assert alone.folder.name == two.folder.name
+    assert two.manifest()["hardware"]["processes"] == 1
     assert "processes: 2 until step 2, then 1" in two.manifest()["notes"]
     runner("report", str(two.folder))
     assert "processes: 2 until step 2, then 1" in (two.folder / "report.html").read_text()
@@ -421,14 +432,12 @@ def test_a_batch_lets_a_run_go_on_by_another_number_of_processes(runner, trainer
 
 
 @pytest.mark.slow
-def test_a_batch_is_not_shared_otherwise_where_the_rows_of_an_epoch_would_be(runner):
+def test_a_batch_is_not_shared_differently_if_the_epochs_rows_would_change(runner):
     words = ("trainer=sft", *SHARED, "dataset.limit.train=20", "name=run")
     runner(*words)
     refused = runner(*words, "launcher.num_processes=2", "--dry-run", code=2).stderr
-    assert (
-        "was trained by 1, and another number" in refused
-        and "20 rows are not a multiple of the batch of 16" in refused
-    )
+    assert "was trained by 1, and another number" in refused
+    assert "20 rows are not a multiple of the batch of 16" in refused
     runner(*words, "launcher.num_processes=2", "name=other", "--dry-run")
 
 
@@ -473,16 +482,17 @@ def test_a_run_whose_layers_are_split_does_not_go_on_from_its_checkpoint(
     (folder / "checkpoints" / "checkpoint-3" / "seal.json").touch()
     assert main([*words, "--dry-run"]) == 2
     stderr = capsys.readouterr().err
-    assert (
-        "parallelism_config.tp_size\n" in stderr
-        and "checkpoint-3" in stderr
-        and "type      name=<another name>" in stderr
-    )
+    assert "parallelism_config.tp_size\n" in stderr
+    assert "checkpoint-3" in stderr
+    assert "type      name=<another name>" in stderr
     assert main([*words, "name=another", "--dry-run"]) == 0
 
 
-def test_what_zero_3_has_in_shares_is_whole_while_it_is_compared_and_saved(tiny, monkeypatch):
-    """With a stand-in for DeepSpeed, whose shares have no rows; the library was tried by two processes on a CPU."""
+def test_zero_3_shares_are_gathered_to_be_compared_and_saved(tiny, monkeypatch):
+    """Uses a stand-in for DeepSpeed, whose shares have no rows.
+
+    The library itself was tried by hand on a CPU.
+    """
     import sys
     from contextlib import contextmanager
 
@@ -500,16 +510,19 @@ def test_what_zero_3_has_in_shares_is_whole_while_it_is_compared_and_saved(tiny,
             weight.data = full_weights[weight]
         yield
         for weight in weights:
-            full_weights[weight], weight.data = weight.data, torch.empty(0)
+            full_weights[weight] = weight.data
+            weight.data = torch.empty(0)
 
     zero = SimpleNamespace(GatheredParameters=gathered)
     monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(zero=zero))
     for weight in full_weights:
-        weight.ds_id, weight.data = 1, torch.empty(0)
+        weight.ds_id = 1
+        weight.data = torch.empty(0)
     accelerator = SimpleNamespace(unwrap_model=lambda model, **_: model)
     trainer = SimpleNamespace(model=tiny, ref_model=reference, accelerator=accelerator)
     names = [name for name, _ in tiny.named_parameters()]
-    assert match_reference(trainer) == names and not match_reference(trainer)
+    assert match_reference(trainer) == names
+    assert not match_reference(trainer)
     shares = zip(tiny.parameters(), reference.parameters(), strict=True)
     assert all(
         torch.equal(full_weights[left_weight], full_weights[right_weight])

@@ -1,6 +1,7 @@
-"""Sweeps: the plan before the first job, jobs that cannot hurt each other, and the same command doing what is left."""
+"""Sweeps: the plan before the first job, isolated jobs, and the same command for the rest."""
 
 import fcntl
+import itertools
 import json
 import os
 import signal
@@ -42,7 +43,7 @@ QUICK = (
 
 
 def said(capsys, *words, code=0):
-    """What the command prints to both streams."""
+    """The output of the command on both streams."""
     assert door.main(list(words)) == code
     captured = capsys.readouterr()
     return captured.out + captured.err
@@ -60,7 +61,7 @@ def jobs(*words):
 # --- What there is to do ------------------------------------------------------------------------
 
 
-def test_the_first_job_of_a_long_range_needs_not_all_of_it():
+def test_the_first_job_of_a_long_range_does_not_list_it():
     assert sweep_axes.first_of(["hydra/sweeper=optuna", "seed=range(0,4294967295)"]) == ["seed=0"]
 
 
@@ -72,10 +73,12 @@ def test_the_plan_counts_runs_by_what_is_left_to_do(tmp_path, capsys):
         run.set_status(state, step=3, max_steps=9)
     plan = Plan(tasks, {"seed": 5})
     assert str(plan) == (
-        "sweep     5 runs in outputs/sweep: seed 5\n          1 new, 2 to continue, 1 failed, to try again, 1 finished"
+        "sweep     5 runs in outputs/sweep: seed 5\n"
+        "          1 new, 2 to continue, 1 failed, to try again, 1 finished"
     )
     with locked(runs[3]):
-        assert "1 running elsewhere" in str(plan) and state_of(runs[3].folder) == "running"
+        assert "1 running elsewhere" in str(plan)
+        assert state_of(runs[3].folder) == "running"
     assert [line.split()[0] for line in plan.lines()] == [
         "finished",
         "interrupted",
@@ -84,7 +87,8 @@ def test_the_plan_counts_runs_by_what_is_left_to_do(tmp_path, capsys):
         "new",
     ]
     text = said(capsys, "-m", *words, "--dry-run")
-    assert text.startswith(str(plan)) and len(text.splitlines()) == 8
+    assert text.startswith(str(plan))
+    assert len(text.splitlines()) == 8
 
 
 @pytest.mark.slow
@@ -95,7 +99,7 @@ def test_jobs_share_the_stages_below_what_is_swept():
     assert tasks[2].after == tasks[3].after == (tasks[1].folder,)
 
 
-def test_a_run_of_a_sweep_knows_the_command_that_makes_it_alone(tmp_path):
+def test_a_run_of_a_sweep_records_the_command_that_makes_it_alone(tmp_path):
     (job,) = jobs("trainer=dpo", "kl_coef=0.2", "name=a")[0]
     run = open_run(job.cfg, job.overrides, job.command)
     assert read_json(run.folder / "manifest.json")["command"] == [
@@ -141,7 +145,7 @@ def test_a_million_jobs_are_counted_and_not_composed():
 
 
 @pytest.mark.slow
-def test_a_checked_in_sweep_needs_no_flag_and_its_axes_can_be_replaced(capsys):
+def test_a_sweep_in_a_file_needs_no_flag_and_has_replaceable_axes(capsys):
     text = said(capsys, "sweep=kl_lr", "trainer=dpo", "--dry-run")
     assert "kl_coef 3 x learning_rate 2" in text
     text = said(capsys, "sweep=kl_lr", "trainer=dpo", "kl_coef=0.5,0.7", "seed=0,1", "--dry-run")
@@ -149,7 +153,8 @@ def test_a_checked_in_sweep_needs_no_flag_and_its_axes_can_be_replaced(capsys):
         "kl_coef 2 x learning_rate 2 x seed 2" in text
         or "learning_rate 2 x kl_coef 2 x seed 2" in text
     )
-    assert "kl_coef-0.7" in text and "kl_coef-0.01" not in text
+    assert "kl_coef-0.7" in text
+    assert "kl_coef-0.01" not in text
     text = said(capsys, "sweep=seeds", "experiment=toy_sft", "--dry-run")
     assert "3 runs in outputs/toy-sft: seed 3" in text
 
@@ -244,7 +249,7 @@ def finish(run):
 
 
 def misbehave(run):
-    """What a run may do to its process, by its seed."""
+    """Harm the process as a run may, by its seed."""
     run.set_status("running")
     seed = run.cfg["seed"]
     if seed == 1:
@@ -265,32 +270,32 @@ def misbehave(run):
 
 
 @pytest.mark.slow
-def test_what_one_job_does_to_its_process_touches_no_other(train_all):
+def test_a_job_that_harms_its_process_affects_no_other(train_all):
     codes, recorder, _ = train_all(
         misbehave, "trainer=sft", "seed=range(0,8)", jobs=2, timeout_seconds=6.0
     )
     assert Counter(codes) == {0: 2, 1: 3, 5: 3}  # killed by a signal, or for its time
     assert Counter(state for state, _ in recorder.ends.values()) == {"finished": 2, "failed": 6}
     causes = {seed: cause for seed, (_, cause) in recorder.ends.items()}
-    assert "exit code 1" in causes[1] and "exit code" in causes[2] and "SIGKILL" in causes[3]
-    assert (
-        "SIGSEGV" in causes[4]
-        and "launcher.timeout_seconds" in causes[5]
-        and "exit code 0" in causes[6]
-    )
+    assert "exit code 1" in causes[1]
+    assert "exit code" in causes[2]
+    assert "SIGKILL" in causes[3]
+    assert "SIGSEGV" in causes[4]
+    assert "launcher.timeout_seconds" in causes[5]
+    assert "exit code 0" in causes[6]
     assert recorder.most == 2
     failed = [Run(path.parent) for path in Path("outputs/sweep").glob("*/status.json")]
     assert Counter(run.status()["state"] for run in failed) == {"finished": 2, "failed": 6}
 
 
 @pytest.mark.slow
-def test_what_a_job_says_is_in_its_log_without_secrets(train_all, capfd, monkeypatch):
+def test_output_of_a_job_is_in_its_log_without_secrets(train_all, capfd, monkeypatch):
     monkeypatch.setenv(
         "DEPLOY_KEY", "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA7b1x\n-----END"
     )
 
     def unread():
-        """How many bytes of this process the one that writes its log has not read."""
+        """The number of bytes that the process which writes the log has not read yet."""
         return int.from_bytes(fcntl.ioctl(1, termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def talk(run):
@@ -309,19 +314,17 @@ def test_what_a_job_says_is_in_its_log_without_secrets(train_all, capfd, monkeyp
 
     train_all(talk, "trainer=sft", "seed=0,1")
     logs = [path.read_text() for path in Path("outputs/sweep").glob("*/log.txt")]
-    assert not any("MIIE" in log or "hf_" in log for log in logs) and all(
-        "half of <secret>" in log for log in logs
-    )
-    assert len(logs) == 2 and all(
-        {"out", "err", "from another program"} <= set(log.splitlines()) for log in logs
-    )
+    assert not any("MIIE" in log or "hf_" in log for log in logs)
+    assert all("half of <secret>" in log for log in logs)
+    assert len(logs) == 2
+    assert all({"out", "err", "from another program"} <= set(log.splitlines()) for log in logs)
     assert [log.count("once") for log in logs] == [1, 1]
     assert "err" not in capfd.readouterr().err
 
 
 @pytest.mark.slow
 def test_a_run_that_another_process_holds_is_waited_for_and_not_trained_twice(train_all, tmp_path):
-    other = open_run(
+    held_run = open_run(
         *next((job.cfg, job.overrides) for (job,) in jobs("trainer=sft", "seed=0", "name=sweep"))
     )
     script = (
@@ -337,10 +340,10 @@ def test_a_run_that_another_process_holds_is_waited_for_and_not_trained_twice(tr
         # It holds the first run until the second one trains, which begins after the sweep has
         # looked at the first.
         (tmp_path / "trained").write_text("")
-        words = (str(other.folder), state, str(tmp_path / "trained"))
+        words = (str(held_run.folder), state, str(tmp_path / "trained"))
         holder = subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.PIPE)
         holder.stdout.readline()
-        assert held(other)
+        assert held(held_run)
 
         def mark(run):
             with open(tmp_path / "trained", "a") as file:
@@ -355,7 +358,7 @@ def test_a_run_that_another_process_holds_is_waited_for_and_not_trained_twice(tr
 
 
 @pytest.mark.slow
-def test_what_builds_on_a_failed_run_is_not_begun(train_all):
+def test_runs_that_build_on_a_failed_one_do_not_start(train_all):
     def fail(run):
         run.set_status("failed", cause="no luck")
         return 3
@@ -374,7 +377,9 @@ def test_a_signal_is_handed_on_and_nothing_more_starts(train_all):
         time.sleep(60)
 
     codes, recorder, signals = train_all(wait, "trainer=sft", "seed=0,1,2")
-    assert signals == [signal.SIGTERM] and codes == [143] and recorder.ends[0][0] == "interrupted"
+    assert signals == [signal.SIGTERM]
+    assert codes == [143]
+    assert recorder.ends[0][0] == "interrupted"
 
 
 @pytest.mark.slow
@@ -400,13 +405,15 @@ def test_threads_of_a_forked_process_that_compute_first_find_their_pool():
     assert ended == [0] * 8
 
 
-def test_a_child_of_a_dead_driver_is_told_to_save_its_step(tmp_path):
+def test_a_child_of_a_dead_driver_saves_its_step(tmp_path):
     script = (
-        "import os, signal, sys, time\nfrom runner.launch.processes import set_parent_death_signal\n"
+        "import os, signal, sys, time\n"
+        "from runner.launch.processes import set_parent_death_signal\n"
         "def end(*_):\n    open(sys.argv[1], 'w').write('saved')\n    os._exit(0)\n"
         "parent, child = os.getpid(), os.fork()\n"
         "if child == 0:\n"
-        "    signal.signal(signal.SIGTERM, end)\n    set_parent_death_signal(parent)\n    print('ready', flush=True)\n"
+        "    signal.signal(signal.SIGTERM, end)\n"
+        "    set_parent_death_signal(parent)\n    print('ready', flush=True)\n"
         "    time.sleep(60)\n"
         "time.sleep(60)\n"
     )
@@ -471,11 +478,9 @@ def test_another_launcher_needs_its_file_and_its_function(tmp_path, monkeypatch,
         + shown.err
         + "".join(path.read_text() for path in Path("outputs").glob("*/*/log.txt"))
     )
-    assert (
-        "no such partition" in told
-        and "queued 8 {'cluster': 7}" in told
-        and "Traceback" not in told
-    )
+    assert "no such partition" in told
+    assert "queued 8 {'cluster': 7}" in told
+    assert "Traceback" not in told
 
 
 # --- Devices, threads, progress -----------------------------------------------------------------
@@ -490,28 +495,32 @@ def test_each_of_several_jobs_sees_its_own_device_and_its_share_of_the_cpu(monke
     import torch
 
     threads = torch.get_num_threads()
-    seen = []
+    environments = []
     for slot in range(3):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-7")
         confine(slot, settings, Experiment())
-        seen.append((os.environ["CUDA_VISIBLE_DEVICES"], torch.get_num_threads()))
+        environments.append((os.environ["CUDA_VISIBLE_DEVICES"], torch.get_num_threads()))
     torch.set_num_threads(threads)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert seen == [("4", 2), ("5", 2), ("GPU-7", 2)]
+    assert environments == [("4", 2), ("5", 2), ("GPU-7", 2)]
     confine(0, settings_of(LauncherPart(jobs=1, devices=[3, 1])), Experiment())
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3" and "OMP_NUM_THREADS" not in os.environ
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+    assert "OMP_NUM_THREADS" not in os.environ
     assert settings_of(LauncherPart(jobs=2, devices=[3, 1])).devices == ["3", "1"]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     confine(0, settings_of(LauncherPart(jobs=2, devices=[])), Experiment())
-    assert os.environ["OMP_NUM_THREADS"] == "3" and torch.get_num_threads() == threads
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+    assert torch.get_num_threads() == threads
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert visible_devices() == []
 
 
-def test_a_single_process_sees_one_device_and_says_so_where_there_are_more(monkeypatch, capsys):
-    seen = []
+def test_a_single_process_uses_one_device_and_reports_the_others(monkeypatch, capsys):
+    environments = []
     monkeypatch.setattr(
-        start_runs, "launch", lambda *_: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]) or 0
+        start_runs,
+        "launch",
+        lambda *_: environments.append(os.environ["CUDA_VISIBLE_DEVICES"]) or 0,
     )
     note = "note      2 GPUs here, 1 used (cuda:0); launcher.num_processes=2 uses both"
     for words, shown in (
@@ -521,31 +530,35 @@ def test_a_single_process_sees_one_device_and_says_so_where_there_are_more(monke
     ):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
         assert (note in said(capsys, "trainer=sft", *words)) == (shown == "6")
-        assert seen.pop() == shown
+        assert environments.pop() == shown
     run = next(Path("outputs").glob("*/*/config.yaml")).parent
     monkeypatch.setattr(
-        "runner.command.train.train", lambda *_: seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        "runner.command.train.train",
+        lambda *_: environments.append(os.environ["CUDA_VISIBLE_DEVICES"]),
     )
     for rank, shown in (({}, "6"), ({"LOCAL_RANK": "1"}, "6,7")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
         for name, value in rank.items():
             monkeypatch.setenv(name, value)
-        assert worker.work(run) == 0 and seen.pop() == shown
+        assert worker.work(run) == 0
+        assert environments.pop() == shown
 
 
 def test_each_job_has_a_device_for_each_of_its_processes(monkeypatch, capsys):
     words = ("trainer=sft", "seed=0,1", "launcher.num_processes=2", "name=sweep")
-    runs = [run for runs in jobs(*words) for run in runs]
+    runs = list(itertools.chain(*jobs(*words)))
     settings = settings_of(LauncherPart(jobs=2, devices=range(5)), runs)
-    seen = []
+    environments = []
     for slot in range(2):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
         confine(slot, settings, runs[slot].experiment)
-        seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
-    assert seen == ["0,1", "2,3"]
+        environments.append(os.environ["CUDA_VISIBLE_DEVICES"])
+    assert environments == ["0,1", "2,3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     printed = said(capsys, "-m", *words, "launcher.jobs=2", code=2)
-    assert "2 x 2 processes" in printed and "3 devices" in printed and "launcher.jobs=1" in printed
+    assert "2 x 2 processes" in printed
+    assert "3 devices" in printed
+    assert "launcher.jobs=1" in printed
     assert "launcher.num_processes=3" in said(
         capsys, "trainer=sft", "launcher.num_processes=4", code=2
     )
@@ -556,7 +569,8 @@ class Terminal:
     """A terminal that keeps every picture."""
 
     def __init__(self, tty):
-        self.tty, self.text = tty, ""
+        self.tty = tty
+        self.text = ""
 
     def isatty(self):
         return self.tty
@@ -588,7 +602,8 @@ def test_progress_is_a_picture_on_a_terminal_and_events_in_a_log(monkeypatch):
         )
         text = COLOUR.sub("", out.text)
         assert "progress  1 of 3 finished, 1 running, about 8 s left" in text
-        assert "finished  seed-1  10 s\n" in text and "failed    seed-2  dataset: 0 rows\n" in text
+        assert "finished  seed-1  10 s\n" in text
+        assert "failed    seed-2  dataset: 0 rows\n" in text
         assert ("\x1b[32mfinished" in out.text) == ("\x1b[31mfailed" in out.text) == tty
         assert ("step 3/9  loss 0.5" in out.text) == tty == ("\x1b[" in out.text)
         assert ("start     seed-0" in out.text) != tty
@@ -633,13 +648,12 @@ def test_a_sweep_in_chaos_finishes_the_healthy_jobs_and_then_exactly_the_others(
         if line.startswith("failed    job-")
     }
     wanted = {1: "SIGKILL", 2: "sys.exit(0)"}
-    assert all(why in printed[f"job-{job}"] for job, why in wanted.items()) and len(printed) == 2
+    assert all(why in printed[f"job-{job}"] for job, why in wanted.items())
+    assert len(printed) == 2
     (runner.folder / "healed").touch()
     again = runner(*words)
-    assert (
-        "3 of 3 runs finished" in again.stdout
-        and "2 failed, to try again, 1 finished" in again.stdout
-    )
+    assert "3 of 3 runs finished" in again.stdout
+    assert "2 failed, to try again, 1 finished" in again.stdout
     starts = Counter(
         read_json(folder / "manifest.json")["starts"] for folder in runner.runs("chaos")
     )
@@ -679,10 +693,13 @@ def test_a_killed_driver_leaves_nothing_running_loses_nothing_and_doubles_nothin
 @pytest.mark.slow
 def test_two_sweeps_that_share_jobs_share_the_work(runner):
     words = ("-m", *QUICK, "name=shared")
-    one, two = ("seed=0,1", "seed=1,0,2")
-    ends = [driver.wait() for driver in [runner.start(*words, seeds) for seeds in (one, two)]]
+    first = "seed=0,1"
+    two = "seed=1,0,2"
+    drivers = [runner.start(*words, first), runner.start(*words, two)]
+    ends = [driver.wait() for driver in drivers]
     assert [end.returncode for end in ends] == [0, 0], ends
-    assert "2 of 2 runs finished" in ends[0].stdout and "3 of 3 runs finished" in ends[1].stdout
+    assert "2 of 2 runs finished" in ends[0].stdout
+    assert "3 of 3 runs finished" in ends[1].stdout
     starts = [read_json(folder / "manifest.json")["starts"] for folder in runner.runs("shared")]
     assert starts == [1] * 3
 
@@ -715,11 +732,9 @@ def test_a_search_by_optuna_survives_failures_and_goes_on_from_the_trials_there_
     )
     first = runner(*words, "hydra.sweeper.n_trials=2", code=2)
     states = Counter(Run(folder).status()["state"] for folder in runner.runs("search"))
-    assert (
-        states["finished"]
-        and states["failed"]
-        and first.stdout.count("failed    outputs") == states["failed"]
-    )
+    assert states["finished"]
+    assert states["failed"]
+    assert first.stdout.count("failed    outputs") == states["failed"]
     assert f"{states['finished']} of {states.total()} runs finished" in first.stdout
     again = runner(*words, "hydra.sweeper.n_trials=3", code=2)
     assert again.stdout.count("nothing was changed") >= states["finished"]
@@ -750,7 +765,7 @@ def test_hydras_joblib_launcher_trains_runs_like_ours(runner, at_once):
     assert "2 finished" in runner(*words, "--dry-run").stdout
 
 
-def test_nobody_kills_before_what_it_has_started_has_had_its_time():
+def test_children_get_their_grace_period_before_they_are_killed():
     for launcher in (
         {},
         {"timeout_seconds": 5},
@@ -759,10 +774,11 @@ def test_nobody_kills_before_what_it_has_started_has_had_its_time():
         {"num_processes": 2, "num_machines": 3},
     ):
         part = LauncherPart.read(launcher)
-        inner, outer = processes.grace_of(part), processes.patience_with(part)
+        inner = processes.grace_of(part)
+        outer = processes.patience_with(part)
         assert outer - inner >= (processes.MARGIN if launcher.get("num_processes") else 0)
     assert slurm.Slurm().signal_seconds > processes.grace_of(LauncherPart()) + processes.MARGIN
 
 
-def test_a_signal_without_a_name_is_told_by_its_number():
+def test_a_signal_without_a_name_is_reported_by_number():
     assert processes.describe_exit(-35) == "was killed by signal 35"

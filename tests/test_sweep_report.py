@@ -1,4 +1,4 @@
-"""Runs of one name side by side: the numbers are right, every state is shown, and no folder breaks the page."""
+"""Runs of one name side by side: right numbers, every state, and no folder that breaks the page."""
 
 import csv
 import html
@@ -130,9 +130,7 @@ STRANGE = {
 @pytest.mark.grid(4)
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "text"), STRANGE.values(), ids=STRANGE)
-def test_what_a_strangers_run_holds_is_its_own_fault_and_not_that_of_the_report(
-    tmp_path, name, text
-):
+def test_a_broken_run_of_a_stranger_does_not_break_the_report(tmp_path, name, text):
     group = lay_sweep(tmp_path / "kl", SEEDS, logged=True)
     run = sorted(group.iterdir())[0]
     before = run / name if name.endswith("jsonl") and (run / name).exists() else None
@@ -142,7 +140,7 @@ def test_what_a_strangers_run_holds_is_its_own_fault_and_not_that_of_the_report(
 
 
 @pytest.mark.slow
-def test_the_end_of_a_sweep_shows_nothing_of_a_strangers_run_raw(tmp_path, capsys):
+def test_the_end_of_a_sweep_escapes_texts_of_strangers(tmp_path, capsys):
     group = lay_sweep(tmp_path / "kl", SEEDS)
     lay_run(group / "another", kl_coef="\x1b[31m")
     print_end([group / "another"], 0, report)
@@ -183,7 +181,7 @@ def test_two_reports_of_a_name_at_once_both_succeed(tmp_path, monkeypatch):
 
     def meanwhile(figure, file, format, **how):
         draw(figure, file, format=format, **how)
-        if format == "png":  # the other report comes in before this picture has its name
+        if format == "png":  # another report interferes before this picture has its name
             monkeypatch.undo()
             report(group)
 
@@ -205,7 +203,7 @@ def test_no_line_but_a_command_or_a_heading_is_longer_than_the_terminal(tmp_path
         assert max(len(line) for line in lines if not line.startswith(("repeat", "model"))) <= width
 
 
-def test_what_follows_from_a_key_is_no_key_of_its_own():
+def test_keys_that_follow_from_an_axis_are_no_axes():
     def config(target: str, rate: float, beta: float | None, rank: int) -> dict:
         args = {"beta": beta, "learning_rate": rate} if beta else {"learning_rate": rate}
         trainer = {"_target_": target, "form": target, "args": args}
@@ -230,7 +228,7 @@ def test_what_follows_from_a_key_is_no_key_of_its_own():
     )
 
 
-def test_an_option_is_named_as_it_was_typed():
+def test_an_option_is_named_as_typed():
     nodes = [
         None,
         {"_target_": "peft.LoraConfig", "use_dora": False},
@@ -241,7 +239,7 @@ def test_an_option_is_named_as_it_was_typed():
     assert axis.column == ("none", "lora", "dora")
 
 
-def test_two_models_are_told_by_their_paths():
+def test_two_models_are_named_by_their_paths():
     nodes = [
         {"path": path, "tokenizer": {"path": path}, "dtype": dtype}
         for path, dtype in (("a/b", "f"), ("c/d", "g"))
@@ -251,7 +249,7 @@ def test_two_models_are_told_by_their_paths():
     assert set(axis.also) == {"model.tokenizer.path", "model.dtype"}
 
 
-def test_ties_and_close_calls_are_told(tmp_path):
+def test_ties_and_close_calls_are_reported(tmp_path):
     scores = {
         (0.1, 1, 0): 0.5,
         (0.1, 1, 1): 0.7,
@@ -268,7 +266,7 @@ def test_ties_and_close_calls_are_told(tmp_path):
 
 
 def test_one_longer_and_one_interrupted_run_are_no_axis(tmp_path):
-    """Each is shown as what it is, and the rows for other programs have a column for it."""
+    """Each is shown as what it is, and the rows for other programs have a column for that."""
     group = lay_sweep(
         tmp_path / "odd",
         {(kl, 1e-4, seed): kl for kl in (0.1, 0.2, 0.3) for seed in (0, 1)},
@@ -340,7 +338,7 @@ def test_the_change_of_the_objective_says_where_it_is_worse(tmp_path):
     ]
 
 
-def test_a_tie_is_said_where_the_best_is(tmp_path):
+def test_a_tie_is_reported_beside_the_best(tmp_path):
     group = lay_sweep(
         tmp_path / "tie", {(kl, 1e-4, 0): 0.435 + kl / 10**6 for kl in (0.1, 0.2, 0.3, 0.4, 0.5)}
     )
@@ -429,7 +427,7 @@ def test_the_objective_is_that_of_the_configuration(tmp_path):
 def test_a_metric_says_which_way_is_up(
     tmp_path, monkeypatch, capsys, metric, metric_line, best, message
 ):
-    """By its own ``better``, and only without one by what it is called."""
+    """By its own ``better``, or, without one, by its name."""
     monkeypatch.chdir(tmp_path)
     for kl in (0.1, 0.2):
         after = {f"eval_{name}": 10 * kl for name in metric}
@@ -448,7 +446,7 @@ def test_a_metric_says_which_way_is_up(
     assert summarise(tmp_path / "outputs" / "kl", **metric_line).best.values == {"kl_coef": best}
 
 
-def test_what_is_no_number_counts_as_no_score(tmp_path):
+def test_values_that_are_no_numbers_are_no_scores(tmp_path):
     group = lay_sweep(tmp_path / "nan", SEEDS)
     (group / "kl-0.5+lr-0.0001+seed-0" / "scores.json").write_text(
         '{"after": {"eval_exact": NaN, "eval_loss": null}}'
@@ -477,7 +475,9 @@ BAD = "<script>alert(1)</script>"
 
 @pytest.fixture(scope="module")
 def partial(tmp_path_factory) -> Path:
-    """A group with a run in every state, with every kind of damage, and with markup wherever a user's words can be."""
+    """A group with a run in every state, every kind of damage, and markup wherever a user's text
+    can be.
+    """
     bad = {"model": {"path": BAD}, "dataset": {"path": f"{BAD}&"}}
     group = lay_sweep(tmp_path_factory.mktemp("outputs") / "partial<b>", SEEDS, logged=True, **bad)
     samples = [{"step": step, "prompt": BAD, "completion": f"{BAD}{step}"} for step in (0, 4)]
@@ -568,7 +568,7 @@ def test_the_rows_are_in_csv_and_in_json_lines(partial):
 
 
 @pytest.mark.slow
-def test_nothing_from_a_folder_is_taken_for_html(partial):
+def test_texts_from_a_folder_are_escaped_in_html(partial):
     page = (partial / "report.html").read_text()
     assert page.count("<script") == 2
     assert "partial<b>" not in page
@@ -693,7 +693,7 @@ def test_a_picture_in_a_page_says_what_its_axes_say(tmp_path):
 
 
 def lay_curves(group: Path, **curves: list) -> dict:
-    """The pictures of runs that logged these values, by the steps in which they lie a tenth apart."""
+    """The plots of runs that logged these values, one tenth of the training apart."""
     for name, values in curves.items():
         lines = [{"step": 10 * step, "eval_exact": value} for step, value in enumerate(values)]
         lay_run(group / name, after={"eval_exact": values[-1]}, lines=lines, kl_coef=name)
@@ -719,7 +719,7 @@ def test_the_headline_has_a_dashed_line_where_it_was_measured_twice(tmp_path):
     assert names == ["curve-eval_exact", "curve-loss"]
 
 
-def test_curves_that_lie_on_each_other_differ_in_more_than_their_colour(tmp_path):
+def test_coinciding_curves_differ_in_more_than_colour(tmp_path):
     same = [0.1, 0.2, 0.3, 0.4]
     curve = [0.4, 0.3, 0.2, 0.1]
     picture = lay_curves(tmp_path / "lines", a=same, b=same, c=curve)["curve-eval_exact"]
@@ -756,7 +756,7 @@ def test_one_long_run_runs_out_of_the_picture(tmp_path):
     assert two.get_xlabel() == "step"
 
 
-def test_what_is_written_as_the_same_number_is_drawn_as_the_same(tmp_path):
+def test_equal_texts_of_numbers_are_drawn_at_one_place(tmp_path):
     axes = lay_curves(tmp_path / "flat", a=[0.149443, 0.149442, 0.1494425])[
         "curve-eval_exact"
     ].figure.axes[0]
@@ -857,7 +857,7 @@ def describe(before, after, rows=200, **cfg):
     return describe_decline(RunRecord(Path("a/b"), cfg, {}, data, before, after))
 
 
-def test_a_model_that_ends_worse_than_it_began_is_told_where_chance_does_not_explain_it():
+def test_a_model_that_ends_significantly_worse_is_reported():
     line = describe(
         {"eval_loss": 0.693, "eval_rewards/accuracies": 0.0},
         {"eval_loss": 19.0, "eval_rewards/accuracies": 1.0},
@@ -885,7 +885,7 @@ def test_a_model_that_ends_worse_than_it_began_is_told_where_chance_does_not_exp
         ((), 0.0, None),
     ],
 )
-def test_rewards_that_were_all_the_same_are_told_at_the_end(tmp_path, rewards, deviation, line):
+def test_constant_rewards_are_reported_at_the_end(tmp_path, rewards, deviation, line):
     lines = [
         json.dumps({"step": 1 + step, "reward": step_rewards, "reward_std": deviation})
         for step, step_rewards in enumerate(rewards)
@@ -894,7 +894,7 @@ def test_rewards_that_were_all_the_same_are_told_at_the_end(tmp_path, rewards, d
     assert describe_decline(RunRecord(tmp_path, {}, {}, {})) == line
 
 
-def test_of_a_trainer_that_logs_no_spread_nobody_says_that_all_completions_earned_the_same(
+def test_without_a_logged_spread_rewards_are_not_called_constant(
     tmp_path,
 ):
     lines = [json.dumps({"step": step, "objective/scores": 0.5}) for step in (1, 2, 3)]

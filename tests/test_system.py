@@ -10,11 +10,12 @@ from runner.launch.pool import end_group
 from runner.launch.pool_settings import count_cores
 
 ROOT = Path(__file__).parent.parent
-# What Windows has not, taken away before anything of ours is imported; what Python itself needs was
+# Names that Windows lacks, removed before anything of ours is imported; what Python needs was
 # imported before.
 AS_WINDOWS = """
 import asyncio, os, platform, signal, subprocess, sys, sysconfig, multiprocessing.util
-for name in ("fork", "setsid", "killpg", "waitid", "O_NOFOLLOW", "O_NONBLOCK", "WNOHANG", "sched_getaffinity"):
+for name in ("fork", "setsid", "killpg", "waitid", "O_NOFOLLOW", "O_NONBLOCK", "WNOHANG",
+             "sched_getaffinity"):
     delattr(os, name)
 for name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGKILL", "SIGALRM", "alarm"):
     delattr(signal, name)
@@ -25,7 +26,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_where_nothing_can_be_forked_it_is_told_in_one_fault(tmp_path):
+def test_a_system_without_fork_is_one_fault(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", AS_WINDOWS]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

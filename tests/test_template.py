@@ -1,4 +1,7 @@
-"""Templates that spell tools: what the assistant thinks and calls is trained, and what a tool gives back never is."""
+"""Templates that render tools.
+
+The assistant's thoughts and calls are trained, the output of tools never is.
+"""
 
 import json
 

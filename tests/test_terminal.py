@@ -1,4 +1,4 @@
-"""What a terminal shows: a bar that fits, colours unless they are refused; and what it said is in the log."""
+"""The terminal shows a bar that fits, colours unless refused; its text is in the log."""
 
 import fcntl
 import os
@@ -31,7 +31,7 @@ FEW += ("dataset.limit.train=64", "dataset.limit.eval=8")
 
 @pytest.fixture
 def look(tmp_path, monkeypatch):
-    """What the command shows on a terminal of 80 columns, and its exit code."""
+    """The command's output on a terminal of 80 columns, and its exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -44,7 +44,8 @@ def look(tmp_path, monkeypatch):
             fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
             code = 1
             try:
-                sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+                sys.stdout = os.fdopen(1, "w")
+                sys.stderr = os.fdopen(2, "w")
                 code = main(list(words))
                 sys.stdout.flush()
             finally:
@@ -109,7 +110,9 @@ def test_the_heading_of_an_error_is_red_unless_colours_are_refused(look, monkeyp
 
 
 def finished(*words):
-    """A finished run of these words, whose model is the shipped one, with another head, or an adapter of it."""
+    """A finished run with these words, whose model is the shipped one with another head, or an
+    adapter for it.
+    """
     (composed,) = compose_runs([*words, "name=mine", "dataset.limit.train=100"])
     run = open_run(composed.cfg, composed.overrides, composed.command, composed.choices)
     tiny = "runner://model/tiny"
@@ -218,7 +221,7 @@ def test_the_command_that_follows_keeps_what_was_chosen_and_works(
         assert main([*expected, "--dry-run"]) == 0, capsys.readouterr().err
 
 
-def test_nobody_is_sent_on_from_a_model_that_ended_worse(tmp_path, monkeypatch):
+def test_no_next_step_is_offered_for_a_model_that_ended_worse(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = finished("trainer=sft")
     assert "trainer=dpo" in next_command(run)

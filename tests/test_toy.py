@@ -1,4 +1,7 @@
-"""The shipped tasks: rows, tokenizer and base model are what their generators make, and fit each other."""
+"""The shipped tasks.
+
+Rows, tokenizer and base model are what their generators make, and fit each other.
+"""
 
 import json
 from functools import cache
@@ -93,7 +96,7 @@ def test_the_shipped_tokenizer_is_what_the_rows_make(tmp_path):
 
 
 def test_the_tokenizer_loads_as_it_was_made():
-    """Some architectures of transformers put their own rules of splitting in place of those in tokenizer.json."""
+    """Some architectures of transformers replace the pre-tokenizer of tokenizer.json."""
     texts = ["Sort these digits: 7 3 9 1", "It's GREAT,  isn't it?\n\n 2026", "Grüße, 漢字"]
     loaded = AutoTokenizer.from_pretrained(TINY)
     made = PreTrainedTokenizerFast.from_pretrained(TINY)
@@ -153,7 +156,9 @@ def test_the_base_model_is_small_and_whole(tiny):
 def test_the_base_model_leaves_sorting_to_be_learned(tiny):
     texts, rows = sample(tiny, "toy_sort")
     right = exact_match(texts, reference=[row["chosen"][0]["content"] for row in rows])
-    assert 0.35 < sum(right) / len(right) < 0.57  # 0.46 over many samples; two deviations of 200
+    assert (
+        0.35 < sum(right) / len(right) < 0.57
+    )  # 0.46 over many samples; the bounds are two standard deviations of 200 samples
 
 
 def test_the_base_model_has_no_opinion_and_keeps_to_its_subject(tiny):

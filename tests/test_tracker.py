@@ -1,4 +1,6 @@
-"""What arrives in a tracker: the frozen config, tags, the group, each figure once, and one run even if resumed."""
+"""A tracker receives the frozen config, tags, the group, and each figure once, in one run even
+after a resume.
+"""
 
 import itertools
 import json
@@ -135,12 +137,14 @@ def text_of(run: Run, name: str) -> str:
 # --- Whole runs -----------------------------------------------------------------------------------
 
 
-# trackio reads its folder when it is imported, which the waiting process has done for all
+# trackio reads its folder at import, which the waiting process has already done
 COLD = {"COLD": "1"}
 
 
 def trained_twice(runner, tracker: str, *words: str, **variables: str) -> Run:
-    """A run that ended, lost its last checkpoint as in a crash, and trained the steps after the first one again."""
+    """A run that ended, lost its last checkpoint as in a crash, and repeated the steps after the
+    first one.
+    """
     words = (*FEW, f"tracker={tracker}", "name=group", *words)
     runner(*words, **variables)
     (folder,) = runner.runs("group")
@@ -223,7 +227,10 @@ def test_others_are_those_of_the_library_in_a_database_for_all_runs(runner):
 
 
 def wandb_records(path: Path):
-    """The records of a file that wandb wrote offline: blocks of 32 kB of chunks with a header of 7 bytes each."""
+    """The records of an offline wandb file.
+
+    Blocks of 32 kB of chunks, each with a header of 7 bytes.
+    """
     from wandb.proto.wandb_internal_pb2 import Record
 
     data = path.read_bytes()

@@ -1,5 +1,6 @@
-"""Training through the public command: every trainer learns from real steps, and a run is idempotent."""
+"""Training by the public command: every trainer takes real steps, and a run is idempotent."""
 
+import itertools
 import json
 import math
 import re
@@ -36,29 +37,27 @@ def few_rows(*words: str) -> tuple[str, ...]:
 @pytest.mark.grid(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", [*FIRST, *(name for name in ON_CPU if name not in FIRST)])
-def test_every_trainer_takes_real_steps_and_its_losses_equal_the_golden_file(
-    train, trainer, request, tmp_path
-):
-    """The golden losses, and those of TRL's own trainer in a plain script with its weights, bit for bit."""
-    more = needed(trainer)
+def test_losses_of_every_trainer_equal_the_golden_file(train, trainer, request, tmp_path):
+    """The losses equal the golden ones, and losses and weights those of a plain TRL script."""
+    words = needed(trainer)
     if "teacher_model" in TRAINERS[trainer]:
         teacher = few_rows("trainer=sft", "learning_rate=1e-2", "tolerate.ended_worse=true", *QUICK)
         taught = train(*teacher, name="teacher")
-        more = needed(trainer, taught.run.model)
+        words = needed(trainer, taught.run.model)
     done = train(
-        *few_rows(f"trainer={trainer}", "learning_rate=1e-3", "metric=none", *QUICK, *more)
+        *few_rows(f"trainer={trainer}", "learning_rate=1e-3", "metric=none", *QUICK, *words)
     )
     assert (done.code, done.state()) == (0, "finished")
-    taken = [(line["loss"], line["grad_norm"]) for line in done.lines if line["step"]]
-    assert len(taken) == 3 and all(math.isfinite(value) for pair in taken for value in pair)
-    assert all(norm > 0 for _, norm in taken)
+    figures = [(line["loss"], line["grad_norm"]) for line in done.lines if line["step"]]
+    assert len(figures) == 3
+    assert all(map(math.isfinite, itertools.chain(*figures)))
+    assert all(norm > 0 for _, norm in figures)
     path = GOLDEN / f"{trainer}.txt"
     if request.config.getoption("--golden"):
-        path.write_text(
-            "".join(f"{step} {loss:.6f} {norm:.6f}\n" for step, (loss, norm) in enumerate(taken, 1))
-        )
+        lines = [f"{n} {loss:.6f} {norm:.6f}\n" for n, (loss, norm) in enumerate(figures, 1)]
+        path.write_text("".join(lines))
     golden = [tuple(map(float, line.split()[1:])) for line in path.read_text().splitlines()]
-    for now, then in zip(taken, golden, strict=True):
+    for now, then in zip(figures, golden, strict=True):
         assert now == pytest.approx(then, rel=TOLERANCE, abs=TOLERANCE)
     # tests/fault/equal.py takes the others too
     if re.fullmatch(r"trl\.\w+", done.run.cfg["trainer"]["_target_"]):
@@ -69,27 +68,27 @@ def test_every_trainer_takes_real_steps_and_its_losses_equal_the_golden_file(
 def test_a_run_leaves_what_the_design_promises(train, capsys):
     done = train(*few_rows("trainer=dpo", *QUICK), pictures=("loss", "learning_rate", "reward"))
     folder = done.run.folder
-    told, log = capsys.readouterr(), done.run.log.read_text()
+    told = capsys.readouterr()
+    log = done.run.log.read_text()
     lines = told.out.splitlines()
     assert [line for line in lines if line not in log] == []
-    assert "\r" not in told.out + told.err and "\nmodel     " in log
+    assert "\r" not in told.out + told.err
+    assert "\nmodel     " in log
     steps = [line.split() for line in lines if line.startswith("step ")]
-    assert [words[1] for words in steps] == ["0/3", "1/3", "2/3", "3/3"] and steps[1][2:4] == [
+    assert [words[1] for words in steps] == ["0/3", "1/3", "2/3", "3/3"]
+    assert steps[1][2:4] == [
         "loss",
         "0.6931",
     ]
     assert steps[0][2] == "eval_loss"
     rows = [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
-    before, after = (next(row for row in rows if row["step"] == step) for step in (0, 3))
+    before = next(row for row in rows if row["step"] == 0)
+    after = next(row for row in rows if row["step"] == 3)
     asked = lines.index(f"sample    {before['prompt'][0]['content']}")
-    assert (
-        lines[asked + 1] == f"  before  {before['completion']}"
-        and before["prompt"] == after["prompt"]
-    )
-    assert (
-        lines[asked + 2] == f"  after   {after['completion']}"
-        and told.out.count("\nsample    ") == 3
-    )
+    assert lines[asked + 1] == f"  before  {before['completion']}"
+    assert before["prompt"] == after["prompt"]
+    assert lines[asked + 2] == f"  after   {after['completion']}"
+    assert told.out.count("\nsample    ") == 3
     names = {path.name for path in folder.iterdir()}
     assert names >= {
         "config.yaml",
@@ -110,11 +109,13 @@ def test_a_run_leaves_what_the_design_promises(train, capsys):
         None,
     )
     manifest = read_json(folder / "manifest.json")
-    assert manifest["versions"]["trl"] and {**manifest["files"], SEAL: ""} == {
+    assert manifest["versions"]["trl"]
+    assert {**manifest["files"], SEAL: ""} == {
         **files_of(done.run.model),
         SEAL: "",
     }
-    assert manifest["data"]["train"]["rows"] == 200 and manifest["model"]["parameters"] > 100_000
+    assert manifest["data"]["train"]["rows"] == 200
+    assert manifest["model"]["parameters"] > 100_000
     progress = {
         "step",
         "max_steps",
@@ -146,7 +147,8 @@ def test_a_finished_run_loads_elsewhere_and_the_same_command_changes_no_byte(tra
     done = train(*words)
     model = AutoModelForCausalLM.from_pretrained(done.run.model)
     tokenizer = AutoTokenizer.from_pretrained(done.run.model)
-    assert tokenizer.chat_template and model.config.vocab_size >= len(tokenizer)
+    assert tokenizer.chat_template
+    assert model.config.vocab_size >= len(tokenizer)
     # which the training does without
     assert json.loads((done.run.model / "config.json").read_text())["use_cache"]
     for line in done.run.metrics.read_text().splitlines():
@@ -155,7 +157,8 @@ def test_a_finished_run_loads_elsewhere_and_the_same_command_changes_no_byte(tra
         path: (path.stat().st_mtime_ns, path.read_bytes()) for path in _files(done.run.folder)
     }
     again = train(*words)
-    assert again.code == 0 and "nothing was changed" in capsys.readouterr().out
+    assert again.code == 0
+    assert "nothing was changed" in capsys.readouterr().out
     assert {
         path: (path.stat().st_mtime_ns, path.read_bytes()) for path in _files(again.run.folder)
     } == before
@@ -171,7 +174,8 @@ def test_several_held_out_sets_keep_their_names(train):
     )
     last = done.lines[-1]
     for name in ("one", "two"):
-        assert f"eval_{name}_loss" in last and f"eval_{name}_rewards/margins" in last
+        assert f"eval_{name}_loss" in last
+        assert f"eval_{name}_rewards/margins" in last
     assert "eval_rewards/margins" not in last
     assert {"eval_one_rewards/margins", "eval_two_rewards/margins"} <= set(done.scores["after"])
 
@@ -190,7 +194,8 @@ def test_fewer_rows_than_one_step_needs_is_an_error_and_not_zero_steps(train, ca
     done = train(
         "trainer=grpo", *QUICK, "dataset.limit.train=1", "trainer.args.generation_batch_size=64"
     )
-    assert done.code == 2 and "1 training rows" in capsys.readouterr().err
+    assert done.code == 2
+    assert "1 training rows" in capsys.readouterr().err
     assert done.state() == "failed"
 
 
@@ -202,7 +207,8 @@ def test_a_loss_that_only_grows_stops_the_run(train, capsys):
         "trainer=sft", "learning_rate=1", "trainer.args.max_grad_norm=0", "metric=none"
     )
     done = train(*words, "trainer.args.max_steps=20", "trainer.args.logging_steps=1")
-    assert (done.code, done.state()) == (3, "failed") and not done.run.model.exists()
+    assert (done.code, done.state()) == (3, "failed")
+    assert not done.run.model.exists()
     assert "a loss that falls" in capsys.readouterr().err
 
 
@@ -225,17 +231,16 @@ def test_other_rows_under_the_same_name_are_not_trained_on(train, tmp_path, caps
 def test_a_resume_with_another_tokenizer_is_refused(train, capsys):
     words = few_rows("trainer=sft", *QUICK)
     run = train(*words).run
-    other = run.manifest() | {"tokenizer": {"fingerprint": "of another one"}}
-    write_json(run.folder / "manifest.json", other)
+    changed = run.manifest() | {"tokenizer": {"fingerprint": "of another one"}}
+    write_json(run.folder / "manifest.json", changed)
     run.set_status("interrupted")
     assert train(*words).code == 4
-    assert (
-        "tokenizer.fingerprint" in (said := capsys.readouterr().err)
-        and "as the checkpoints were trained on" in said
-    )
+    stderr = capsys.readouterr().err
+    assert "tokenizer.fingerprint" in stderr
+    assert "as the checkpoints were trained on" in stderr
 
 
-def test_what_a_constructor_refuses_is_a_fault_of_the_configuration(train, capsys):
+def test_a_constructors_refusal_is_a_fault_of_the_configuration(train, capsys):
     assert (
         train(
             *few_rows("trainer=sft", "trainer.args.bf16=true", "trainer.args.fp16=true", *QUICK)
@@ -246,7 +251,7 @@ def test_what_a_constructor_refuses_is_a_fault_of_the_configuration(train, capsy
 
 
 @pytest.mark.slow
-def test_a_training_that_ended_before_it_was_saved_is_not_trained_further(train):
+def test_a_finished_but_unsaved_training_takes_no_more_steps(train):
     words = few_rows("trainer=sft", *QUICK)
     done = train(*words)
     final = weights(done.run.model)
@@ -287,14 +292,16 @@ def test_parts_go_together(train, words):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing:FutureWarning")
-def test_activations_are_computed_again_where_it_is_asked_for_by_the_old_name(train, monkeypatch):
+def test_activations_are_recomputed_under_the_old_name_of_the_field(train, monkeypatch):
     from transformers import modeling_utils
 
-    real, calls = modeling_utils.checkpoint, []
+    real = modeling_utils.checkpoint
+    calls = []
     monkeypatch.setattr(
-        modeling_utils, "checkpoint", lambda *given, **how: calls.append(1) or real(*given, **how)
+        modeling_utils, "checkpoint", lambda *args, **how: calls.append(1) or real(*args, **how)
     )
-    assert train(*few_rows("trainer=sft", *QUICK, "metric=none")).code == 0 and calls == []
+    assert train(*few_rows("trainer=sft", *QUICK, "metric=none")).code == 0
+    assert calls == []
     assert (
         train(
             *few_rows(
@@ -370,7 +377,7 @@ def _files(folder: Path) -> list[Path]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`compute_loss_func` is deprecated:FutureWarning")
-def test_a_loss_of_the_users_own_folder_is_the_one_that_is_trained(train, tmp_path, monkeypatch):
+def test_a_loss_from_the_users_folder_is_the_one_trained(train, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "my_loss.py").write_text(
         "def scaled(outputs, labels, num_items_in_batch=None, scale=1.0):\n"
@@ -400,10 +407,12 @@ class Mine(trl.SFTTrainer):
     def __init__(self, *args, parts=(), table=None, **kwargs):
         super().__init__(*args, **kwargs)
         [[one], words], deep = parts, table["deep"]["er"]
-        self.sizes = {"one": one.size, "inner": one.inner[1].size, "partial": deep(size=5).size, "words": words.size}
+        self.sizes = {"one": one.size, "inner": one.inner[1].size, "words": words.size}
+        self.sizes["partial"] = deep(size=5).size
 
     def log(self, logs, *args, **kwargs):
-        super().log(logs | {name: float(size) for name, size in self.sizes.items()}, *args, **kwargs)
+        sizes = {name: float(size) for name, size in self.sizes.items()}
+        super().log(logs | sizes, *args, **kwargs)
 
 class Stepper(torch.optim.SGD):
     def __init__(self, params, lr=0.1, parts=()):
@@ -412,15 +421,16 @@ class Stepper(torch.optim.SGD):
 
 
 @pytest.mark.slow
-def test_a_trainer_that_hands_all_on_is_served_and_every_node_inside_a_part_is_built(
-    train, tmp_path, monkeypatch
-):
+def test_a_trainer_with_kwargs_is_served_and_nested_nodes_are_built(train, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mine.py").write_text(MINE)
-    one = "{_target_: mine.Part, size: 2, inner: [{_target_: mine.Words}, {_target_: mine.Part, size: 3}]}"
+    part = (
+        "{_target_: mine.Part, size: 2, inner: [{_target_: "
+        "mine.Words}, {_target_: mine.Part, size: 3}]}"
+    )
     words = (
         "trainer._target_=mine.Mine",
-        f"trainer.parts=[[{one}],{{_target_: mine.Words}}]",
+        f"trainer.parts=[[{part}],{{_target_: mine.Words}}]",
         "trainer.table={deep: {er: {_target_: mine.Part, _partial_: true}}}",
         *(
             "optimizer._target_=mine.Stepper",
@@ -459,7 +469,7 @@ def test_the_margin_of_pairs_reaches_the_loss_of_a_reward_model(runner, tmp_path
 
 
 @pytest.mark.slow
-def test_pictures_beside_text_are_refused_and_the_text_alone_trains_when_asked(runner, tmp_path):
+def test_pictures_beside_text_are_refused_but_the_text_alone_may_train(runner, tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "rows.jsonl").write_text(
         '{"prompt": "1+1=", "completion": " 2", "images": ["a.png"]}\n' * 8
@@ -472,9 +482,8 @@ def test_pictures_beside_text_are_refused_and_the_text_alone_trains_when_asked(r
         "metric=none",
     )
     refused = runner(*words, code=2).stderr
-    assert "rows with images, for " in refused and not list(
-        tmp_path.glob("outputs/*/*/config.yaml")
-    )
+    assert "rows with images, for " in refused
+    assert not list(tmp_path.glob("outputs/*/*/config.yaml"))
     runner(*words, re.search(r"dataset\.without=[^\s']+", refused)[0], "name=text")
     assert len(runner.runs("text")) == 1
 
@@ -527,7 +536,7 @@ class Careless(TrainerCallback):
 @pytest.mark.grid(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "phrases"),
     [
         (
             ["+callback.m._target_=own_code.Raises"],
@@ -556,8 +565,8 @@ class Careless(TrainerCallback):
         ),
     ],
 )
-def test_what_the_users_own_code_raises_is_told_with_its_line(
-    train, tmp_path, monkeypatch, capfd, words, said
+def test_an_exception_of_user_code_is_reported_with_its_line(
+    train, tmp_path, monkeypatch, capfd, words, phrases
 ):
     (tmp_path / "own_code.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -569,8 +578,9 @@ def test_what_the_users_own_code_raises_is_told_with_its_line(
         "metric=none",
     )
     assert (done.code, done.state()) == (2, "failed")
-    told, cause = capfd.readouterr().err, done.run.status()["cause"]
-    assert all(each in told and each in cause for each in said)
+    told = capfd.readouterr().err
+    cause = done.run.status()["cause"]
+    assert all(phrase in told and phrase in cause for phrase in phrases)
 
 
 @pytest.mark.slow
@@ -584,7 +594,5 @@ def test_a_callback_that_closes_the_output_and_switches_autograd_off_harms_no_st
         "metric=none",
     )
     done = runner(*words, "callback.m._target_=own_code.Careless", "allow=[own_code]", "name=run")
-    assert (
-        "model.path=outputs/run" in (runner.runs("run")[0] / "log.txt").read_text()
-        and "Traceback" not in done.stderr
-    )
+    assert "model.path=outputs/run" in (runner.runs("run")[0] / "log.txt").read_text()
+    assert "Traceback" not in done.stderr

@@ -1,4 +1,7 @@
-"""TRL exports against the menu: a trainer, a callback or a field of the next TRL without a place is a failure."""
+"""TRL's exports against the menu.
+
+A new trainer, callback or field of TRL without a place is a failure.
+"""
 
 import dataclasses
 import importlib
@@ -39,7 +42,7 @@ MODULES = [
 
 
 def exported(*kinds):
-    """The classes that TRL exports of a kind, by the name under which a configuration would name them."""
+    """The classes of a kind that TRL exports, by the name that a configuration would use."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     names = {}
     for module in map(importlib.import_module, MODULES):
@@ -57,7 +60,7 @@ def exported(*kinds):
 
 
 def table():
-    """What the table says of each name of TRL's."""
+    """The table's entry for each name of TRL's."""
     text = (MENU / "README.md").read_text().partition("## TRL 1.16")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (\S.*?) \| (.*?) \|$", text, re.MULTILINE)
     entries = {}
@@ -78,7 +81,7 @@ def targets(group):
 
 
 @pytest.mark.parametrize(("group", "kind"), [("trainer", Trainer), ("callback", TrainerCallback)])
-def test_whatever_trl_exports_has_an_option_or_a_reason(group, kind):
+def test_every_export_of_trl_has_an_option_or_a_reason(group, kind):
     says = table()
     options = targets(group)
     names = [name for name, part in exported(kind).items() if name.endswith(group.capitalize())]
@@ -110,11 +113,14 @@ def test_a_trainer_composes_with_what_it_must_be_given(option):
     )
 
 
-# --- A teacher behind vLLM's protocol: a stand-in for the server, since the real one needs a GPU ----------------------
+# --- A teacher behind vLLM's protocol: a stand-in for the server, since the real one needs a GPU --
 
 
 class Teacher(BaseHTTPRequestHandler):
-    """What the training asks of ``vllm serve``: whether it is there, its model, and log-probabilities of prompts."""
+    """The part of ``vllm serve`` that the training uses.
+
+    Health, model, and log-probabilities of prompts.
+    """
 
     def do_GET(self):
         self.answer({"data": [{"id": "teacher"}]})
@@ -126,7 +132,9 @@ class Teacher(BaseHTTPRequestHandler):
         )
 
     def score(self, ids, asked):
-        """Of each token but the first its own log-probability, and those of the likeliest, with their ranks."""
+        """For each token but the first, its log-probability and those of the likeliest ones, with
+        ranks.
+        """
         with torch.no_grad():
             logits = (
                 self.server.model(torch.tensor([ids])).logits[0, :-1].float() / asked["temperature"]
@@ -187,16 +195,18 @@ def test_a_teacher_on_a_server_teaches(runner):
     assert all(0 < loss < math.inf for loss in losses)
 
 
-# --- A trainer that loads the weights itself --------------------------------------------------------------------------
+# --- A trainer that loads the weights itself ------------------------------------------------------
 
 BY_PATH = """
 from trl import SFTTrainer
 
 
 class PathTrainer(SFTTrainer):
-    def __init__(self, model: str, args=None, train_dataset=None, processing_class=None, callbacks=None):
+    def __init__(self, model: str, args=None, train_dataset=None, processing_class=None,
+                 callbacks=None):
         assert type(model) is str
-        super().__init__(model, args, None, train_dataset, processing_class=processing_class, callbacks=callbacks)
+        super().__init__(model, args, None, train_dataset, processing_class=processing_class,
+                         callbacks=callbacks)
 """
 
 

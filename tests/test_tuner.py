@@ -1,5 +1,6 @@
-"""What of a model is trained, whole or beside an adapter; each kind of tuner is saved, loads elsewhere and is put back
-as the best checkpoint.
+"""The trained part of a model, whole or beside an adapter.
+
+Each kind of tuner is saved, loads elsewhere, and comes back as the best checkpoint.
 """
 
 import json
@@ -52,7 +53,7 @@ def test_only_what_a_pattern_fits_is_trained():
     }
 
 
-def test_every_pattern_that_fits_nothing_is_told():
+def test_every_pattern_without_a_match_is_reported():
     with pytest.raises(ConfigError) as caught:
         train_weights(load(), matching=["norm", "nrom", "layer9"])
     assert [fault.where for fault in caught.value.faults] == ["peft.matching"] * 2
@@ -60,7 +61,7 @@ def test_every_pattern_that_fits_nothing_is_told():
         train_weights(load(), matching=[])
 
 
-def test_layers_are_trained_whole_beside_an_adapter():
+def test_layers_are_fully_trained_beside_an_adapter():
     model, config = build_tuner(
         AdapterPart.read_chosen(LORA | {"full": [r"layers\.0\.mlp", "model.norm"]}), load(), "lm"
     )
@@ -79,10 +80,8 @@ def test_layers_are_trained_whole_beside_an_adapter():
 
 
 @pytest.mark.parametrize("kind", ["llama4_text", "phimoe", "falcon"])
-def test_layers_that_are_more_than_linear_are_left_alone_by_an_adapter_of_all_linear_ones(
-    kind, tmp_path
-):
-    """A router gives two tensors; Falcon's layers have a class of their own and are linear all the same."""
+def test_all_linear_leaves_layers_alone_that_are_more_than_linear(kind, tmp_path):
+    """A router returns two tensors; Falcon's layers have a class of their own but are linear."""
     sizes = {
         "hidden_size": 16,
         "intermediate_size": 32,
@@ -130,7 +129,7 @@ def test_embeddings_that_are_shared_stay_shared(pattern):
     assert tokens.mean() > 0.5
 
 
-def test_what_cannot_be_trained_whole_is_told():
+def test_layers_that_cannot_be_fully_trained_are_reported():
     with pytest.raises(ConfigError) as caught:
         train_beside(load(), LoraConfig(), ["embd", "norm", "x{9}"])
     assert [fault.where for fault in caught.value.faults] == ["peft.full"] * 2
@@ -149,7 +148,7 @@ def test_what_cannot_be_trained_whole_is_told():
         (["peft=lora", "peft.full=norm"], "peft.full"),
     ],
 )
-def test_a_slip_is_told_before_anything_loads(capsys, words, where):
+def test_a_slip_is_reported_before_anything_loads(capsys, words, where):
     assert main([*words, "metric=none"]) == 2
     assert where in capsys.readouterr().err
 
@@ -165,7 +164,8 @@ def biases(model):
     return model
 
 def shallow(model, task_type, r):
-    names = [name for name, _ in model.named_modules() if name.endswith("layers.0.self_attn.q_proj")]
+    ending = "layers.0.self_attn.q_proj"
+    names = [name for name, _ in model.named_modules() if name.endswith(ending)]
     return LoraConfig(r=r, target_modules=names, task_type=task_type)
 
 def load_adapter_weights(model, task_type):
@@ -185,7 +185,7 @@ def mine(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_tuner_of_ones_own_changes_the_model_or_gives_an_adapter(mine):
+def test_a_user_tuner_changes_the_model_or_returns_an_adapter(mine):
     model, config = build_tuner(
         AdapterPart.read_chosen({"_target_": "my_tuners.biases"}), load(), "lm"
     )
@@ -207,7 +207,7 @@ def test_a_tuner_of_ones_own_changes_the_model_or_gives_an_adapter(mine):
 
 @pytest.mark.slow
 def test_a_tuner_saves_and_loads_what_it_has_put_on_the_model_by_itself(train, capsys, monkeypatch):
-    """Its own files are the model; a run that goes on, evaluations and exports of it have the same weights."""
+    """Its own files are the model; resumed runs, evaluations and exports have the same weights."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "example_project"))
     words = (
         "peft._target_=my_lab.tuner.Scales",
@@ -240,7 +240,7 @@ def test_a_tuner_saves_and_loads_what_it_has_put_on_the_model_by_itself(train, c
         assert main(["evaluate", str(done.run), *asked]) == 0
         figures[checkpoint] = json.loads((done.run.folder / "found.json").read_text())["scores"]
     assert figures["model"] == figures["4"] != figures["start"]
-    # its code is not trusted without a word
+    # its code is not trusted unless typed
     assert main(["evaluate", str(done.run), "metric=none"]) == 2
     assert main(["export", str(done.run)]) == 0
     export = load_file(done.run.folder / "export" / "scales.safetensors")
@@ -279,7 +279,7 @@ def test_a_merged_adapter_is_a_whole_model_that_answers_like_it(adapter):
     assert (logits(merged) - logits(load())).abs().max() > 0.1
 
 
-def test_what_cannot_be_merged_is_told():
+def test_adapters_that_cannot_be_merged_are_reported():
     with pytest.raises(ConfigError) as caught:
         load(merge=True, quantization_config={"load_in_8bit": True})
     assert [fault.fix for fault in caught.value.faults] == ["model.merge=false", "quant=none"]
@@ -311,7 +311,7 @@ FEW = (
         "learning_rate=2e-3",
     ),
 )
-# The held-out loss falls, and the checkpoint is asked for at which it is highest: an early one.
+# The held-out loss falls, and the best checkpoint has the highest one: it is an early one.
 BEST = (
     *("trainer.args.eval_strategy=steps", "trainer.args.eval_steps=1", "trainer.args.save_steps=1"),
     *("trainer.args.load_best_model_at_end=true", "trainer.args.save_total_limit=1"),
@@ -428,7 +428,7 @@ def test_each_kind_is_saved_for_others_and_its_best_checkpoint_comes_back(
     train, probe, adapter, words, back
 ):
     words = [word.format(adapter=adapter) for word in words]
-    # The last model is the worse one by these, whatever was learnt.
+    # By these settings the last model counts as worse, whatever it learnt.
     figures = {"trainer=ppo": "eval_objective/scores", "trainer=grpo": "eval_kl"}
     figure = figures.get(words[0], "eval_loss")
     greater = words[0] != "trainer=grpo"
@@ -477,11 +477,11 @@ def check_values(folder: Path, values: torch.Tensor) -> None:
     trunk = model.get_base_model().base_model if isinstance(model, PeftModel) else model.base_model
     with torch.no_grad():
         states = trunk.eval()(input_ids=IDS).last_hidden_state[0]
-        measured = (
-            weights(states)[:, 0]
-            if callable(weights)
-            else (states @ weights["score.weight"].T + weights["score.bias"])[:, 0]
-        )
+        if callable(weights):
+            values = weights(states)
+        else:
+            values = states @ weights["score.weight"].T + weights["score.bias"]
+        measured = values[:, 0]
     torch.testing.assert_close(measured, values, atol=2e-4, rtol=0)
 
 
@@ -525,7 +525,7 @@ def test_an_adapter_with_whole_layers_is_the_start_of_a_next_stage(train, probe,
 @pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adapter and embeddings", "adapter on merged", "pattern"])
-def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(train, adapter, tmp_path, name):
+def test_a_run_resumes_from_its_checkpoint_with_the_same_bits(train, adapter, tmp_path, name):
     words = [word.format(adapter=adapter) for word in KINDS[name][0]]
     again = train(*words, *FEW, "trainer.args.save_steps=2", name="again")
     whole = weights_of(again.run)

@@ -1,4 +1,4 @@
-"""The names of TRL and transformers that we rely on stand in one module, and are still those of the installed ones."""
+"""All names of TRL and transformers that we rely on stand in one module and still exist."""
 
 import ast
 import itertools
@@ -29,7 +29,7 @@ CONFIGS = {
         "trl.experimental.gkd.GKDConfig",
     ),
 }
-# Words that upstream has as names of arguments, and that mean something of our own wherever they
+# Words that are also names of upstream's arguments, but have a meaning of our own wherever they
 # are not in a field.
 WORDS = {
     *(
@@ -77,7 +77,9 @@ def constructor_arguments() -> set[str]:
 
 
 def texts() -> list[tuple[str, str]]:
-    """Each text in our Python with its file and line; not docstrings, and not the texts of importers."""
+    """Each text in our Python with its file and line, without docstrings and the texts of
+    importers.
+    """
     literals = []
     for path in sorted(PACKAGE.rglob("*.py")):
         if (
@@ -113,7 +115,9 @@ def test_a_trainer_still_calls_the_length_of_completions_so(name):
 
 
 def test_no_trainer_of_the_menu_that_samples_has_another_name_for_it():
-    """A new name would leave the length unknown, and an alarm and a table without a word of it."""
+    """With a new name, the length would be unknown, and an alarm and a table would silently be
+    lost.
+    """
     for path in sorted((MENU / "trainer").glob("*.yaml")):
         node = yaml.safe_load(path.read_text(encoding="utf-8"))["trainer"]
         trainer, config = (
@@ -123,7 +127,7 @@ def test_no_trainer_of_the_menu_that_samples_has_another_name_for_it():
             assert set(upstream.COMPLETION_LENGTHS) & set(config), path.name
 
 
-def test_every_name_is_one_of_the_installed_libraries():
+def test_every_name_exists_in_the_installed_libraries():
     numeric = {*library_ranges.TRAINER}
     tables = {
         *upstream.EXTENDABLE,
@@ -162,7 +166,7 @@ def test_the_trackers_are_those_of_transformers():
 
 
 def test_each_name_of_upstream_in_our_python_is_declared():
-    """So that a renamed one is noticed by the test above."""
+    """This lets the test above notice a renamed one."""
     undeclared = (fields() | constructor_arguments()) - WORDS - NAMES
     assert [f"{place} {text}" for text, place in texts() if text in undeclared] == [], (
         "goes in schema.trainer_args"
@@ -170,13 +174,16 @@ def test_each_name_of_upstream_in_our_python_is_declared():
 
 
 def fields_in(text: str) -> list[tuple[str, int]]:
-    """The names of fields of a trainer's arguments in a source, with their lines: read from it, typed, or a target."""
+    """The fields of trainer arguments named in a source, with their lines.
+
+    Read, typed, or a target.
+    """
     named = re.finditer(r"(?:\btrainer\.args\.|\{ARGS\}|\bargs\.)([a-z]\w+)\b(?!\w*[(\\])", text)
     return [(match[1], text[: match.start()].count("\n") + 1) for match in named]
 
 
-def test_a_field_that_is_read_or_told_to_type_is_one():
-    """Attributes of arguments, messages, options of ``conf`` and targets of importers: a renamed one is listed here."""
+def test_every_field_that_is_read_or_recommended_exists():
+    """A renamed attribute, message, option of ``conf`` or target of an importer is listed here."""
     from transformers import TrainingArguments
 
     from runner.ppo import PPOConfig
@@ -217,7 +224,7 @@ def test_the_arguments_in_the_menu_are_fields():
 
 
 def test_nothing_knows_a_trainer_by_its_name():
-    """So that one that TRL adds is a file in ``conf/trainer/`` and no Python."""
+    """So a new trainer of TRL is a file in ``conf/trainer/`` and no Python."""
     pairs = itertools.product(ValidationContext({}).trainer_configs, ("", "Config", "Trainer"))
     names = {f"{name}{kind}" for name, kind in pairs}
     places = [place for text, place in texts() if text.rpartition(".")[2] in names]

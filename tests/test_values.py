@@ -1,4 +1,4 @@
-"""Values that spoil a training in silence are refused: out of range, of no name, or read by nothing."""
+"""Values that silently spoil a training are refused: out of range, unknown, or never read."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ SCHEDULE = "trainer.args.lr_scheduler_kwargs"
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """Work where no run is finished already, of which a dry run would say so and ask no more."""
+    """A folder without finished runs, about which a dry run would report and stop."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -66,7 +66,7 @@ def refuse(capsys, words: str, code: int = 2) -> str:
         ("cpo", "cpo_alpha", -1),
         ("dpo", "loss_weights", [-1]),
         ("gold", "uld_student_temperature", 0),
-        ("dpo", "label_smoothing", 0.5),  # from there on the rejected side is learnt, or nothing
+        ("dpo", "label_smoothing", 0.5),  # beyond it, the rejected side is learnt, or nothing
         ("cpo", "label_smoothing", 0.7),
         ("grpo", "delta", 0.1),
     ],
@@ -100,7 +100,7 @@ def test_a_number_outside_of_its_range(trainer, field, value, capsys):
         f"trainer=grpo {GENERATION}={{typical_p:3}}",
     ],
 )
-def test_a_number_of_another_part(words, capsys):
+def test_a_number_for_another_part_is_refused(words, capsys):
     assert re.search("expected  (at least|above)", refuse(capsys, words))
 
 
@@ -127,7 +127,7 @@ def test_ends_of_a_range_that_leave_no_room(ends, capsys):
     refuse(capsys, "trainer=rloo trainer.args.reward_clip_range=[-1,1]", code=0)
 
 
-def test_weights_of_which_none_counts(capsys):
+def test_weights_that_are_all_zero_are_refused(capsys):
     words = "trainer=kto trainer.args.desirable_weight=0"
     assert "nothing would be learnt" in refuse(capsys, f"{words} trainer.args.undesirable_weight=0")
     refuse(capsys, words, code=0)
@@ -474,9 +474,7 @@ def test_a_metric_of_a_name_that_would_be_lost(name, capsys):
     assert "another name" in refusal
 
 
-def test_pairs_of_which_every_row_says_that_the_rejected_side_is_better(
-    tmp_path, monkeypatch, capsys
-):
+def test_pairs_whose_rejected_side_always_scores_higher_are_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pair = {"prompt": "q", "chosen": "a", "rejected": "b", "score_chosen": 1, "score_rejected": 9}
     Path("pairs.jsonl").write_text(

@@ -1,4 +1,4 @@
-"""What all verbs have in common: help, and no heavy imports where they only look."""
+"""All verbs have help, and import nothing heavy if they only look."""
 
 import json
 import os

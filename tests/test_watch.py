@@ -1,4 +1,7 @@
-"""Pages are served while runs train: to whoever has the address, on this machine, and nothing is written for it."""
+"""Pages are served while runs train, to whoever has the address, on this machine.
+
+Nothing is written.
+"""
 
 import base64
 import hashlib
@@ -43,7 +46,10 @@ def root(tmp_path):
 
 
 def ask(server, path: str, method: str = "GET", **headers) -> tuple[int, str, dict]:
-    """The status, text and headers of an answer; ``path`` is what follows the token, or begins with a slash."""
+    """Status, text and headers of an answer.
+
+    ``path`` is what follows the token, or begins with a slash.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
     url_path = path if path.startswith("/") else urlsplit(server.address).path + path
     connection.request(
@@ -69,7 +75,7 @@ def data_of(page: str) -> dict:
     )
 
 
-def test_every_page_is_there_and_leads_to_the_others(root):
+def test_every_page_exists_and_links_to_the_others(root):
     with served(root) as server:
         for page, links in (
             ("", ["alone/report.html", "kl/report.html", "report.html"]),
@@ -245,7 +251,7 @@ def test_a_setting_keeps_its_colour_while_others_pass_it(root):
     assert "python -m runner report</code> writes.</p>" in text
 
 
-def test_names_side_by_side_are_one_page_beside_their_own(root, monkeypatch, capsys):
+def test_several_names_share_a_page_and_keep_their_own(root, monkeypatch, capsys):
     monkeypatch.chdir(root.parent)
     words = [f"{root.name}/kl", f"{root.name}/alone/run", f"output_root={root.name}"]
     assert main(["report", *words, "objective=loss"]) == 0
@@ -304,7 +310,7 @@ def test_readers_who_say_nothing_hang_up_or_take_nothing_leave_no_trace(root, mo
         gone.send(asked)
         for reader in (leaving, gone):
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            reader.close()  # by a reset
+            reader.close()  # closed by a reset
         assert silent.recv(1) == half.recv(1) == b""
         deadline = time.monotonic() + 60
         while len(ended) < len(readers):

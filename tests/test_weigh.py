@@ -1,4 +1,7 @@
-"""Weights of tokens: rules, where messages stand in what a template writes, losses by hand, and what is refused."""
+"""Weights of tokens.
+
+Rules, the places of messages in a template's text, losses by hand, and refusals.
+"""
 
 import copy
 import json
@@ -75,7 +78,7 @@ def trained(tokenizer, row, *rules, name="token_weights", least=0.0):
 # --- Rules --------------------------------------------------------------------------------------
 
 
-def test_rules_give_a_number_for_each_message():
+def test_rules_return_a_number_for_each_message():
     assert answers(TALK, rest=0.5) == [0.5, 0.5, 1.0, 0.5, 1.0]
     assert last_round(TALK, weight=3.0) == [0.0, 0.0, 0.0, 0.0, 3.0]
     assert by_message([{"role": "user"}, {"role": "assistant", "weight": 0}], default=2.0) == [
@@ -118,7 +121,7 @@ def test_without_a_lighter_message_all_tokens_weigh_alike(tokenizer):
     assert ids == tokenizer.apply_chat_template(TALK)["input_ids"]
 
 
-def test_what_the_template_writes_around_weighs_as_little_as_the_lightest(tokenizer):
+def test_template_text_weighs_as_little_as_the_lightest_message(tokenizer):
     ids, weights = token_weights(
         {"messages": TALK}, [lambda messages: [0.5, 1, 2, 1, 2]], tokenizer
     )["token_weights"]
@@ -143,7 +146,9 @@ def test_rules_multiply(tokenizer):
 
 @pytest.fixture(scope="module")
 def bytewise():
-    """A byte-level BPE as Qwen has one, whose tokens carry the blank before a word and cut it where they like."""
+    """A byte-level BPE like Qwen's, whose tokens carry the blank before a word and cut words
+    anywhere.
+    """
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
@@ -192,7 +197,7 @@ def test_of_several_spans_and_rules_the_larger_counts_and_the_product(bytewise, 
     assert token_weights({"text": "of  two"}, blanks, bytewise)["token_weights"][1].count(0.0) == 1
 
 
-def test_plain_text_is_a_turn_of_the_user_and_one_of_the_assistant(tokenizer):
+def test_plain_text_becomes_a_user_turn_and_an_assistant_turn(tokenizer):
     row = {"prompt": "Sort these digits: 7 3\n", "completion": "3 7"}
     assert trained(tokenizer, row, answers) == "3 7<|im_end|>"
     assert trained(tokenizer, row, lambda messages: [1.0, 0.0]) == row["prompt"]
@@ -220,7 +225,10 @@ def test_thoughts_and_calls_of_tools_belong_to_the_answer(tokenizer):
     ]
     thinking = "<tool_call>look</tool_call><|im_end|><think>\n\nso it is\n</think>\n7<|im_end|>"
     assert trained(tokenizer, {"messages": talk}, answers) == thinking
-    silent = lambda messages: pattern(messages, r"(?s)<think>.*</think>\s*", weight=0.0)  # noqa: E731
+
+    def silent(messages):
+        return pattern(messages, r"(?s)<think>.*</think>\s*", weight=0.0)
+
     assert (
         trained(tokenizer, {"messages": talk}, answers, silent)
         == "<tool_call>look</tool_call><|im_end|>7<|im_end|>"
@@ -234,17 +242,17 @@ def test_a_template_without_a_place_for_a_message_is_refused(tokenizer):
 
 
 @pytest.mark.parametrize("entry", [-1.0, float("nan"), "2", True, (1.0, [(0, 1, -2.0)])])
-def test_what_is_no_weight_is_refused(tokenizer, entry):
+def test_values_that_are_no_weights_are_refused(tokenizer, entry):
     with pytest.raises(DataError, match="a number of at least 0"):
         token_weights({"messages": TALK}, [lambda messages: [entry] * len(messages)], tokenizer)
 
 
-def test_a_number_for_each_message_is_asked_for(tokenizer):
+def test_a_rule_must_return_a_number_for_each_message(tokenizer):
     with pytest.raises(DataError, match="1 entries for 5 messages"):
         token_weights({"messages": TALK}, [lambda messages: [1.0]], tokenizer)
 
 
-def test_a_column_that_is_not_there_is_named(tokenizer):
+def test_a_missing_column_is_named(tokenizer):
     with pytest.raises(DataError, match="'weight'"):
         token_weights({"messages": TALK, "grade": 2}, [by_column], tokenizer)
 
@@ -338,7 +346,7 @@ def test_sequences_in_one_row_have_their_weights_in_one_row():
         ("weight._target_=shutil.rmtree", "may not run"),
     ],
 )
-def test_a_fault_is_told(capsys, words, message):
+def test_a_fault_is_reported(capsys, words, message):
     assert main(["weight=answers", *words.split(), "metric=none"]) == 2
     assert message in capsys.readouterr().err
 
@@ -350,7 +358,9 @@ DIGITS = ("weight=pattern", "weight.pattern='[0-9]+'", "weight.weight=3", "weigh
 
 @pytest.fixture
 def laid_out(tmp_path, monkeypatch):
-    """The parts of a run that nobody trains, and its first batch, with a policy that is not its reference."""
+    """The components of an untrained run, and its first batch, with a policy that differs from its
+    reference.
+    """
     from runner.launch.compose.stages import compose_runs
     from runner.launch.signals import Stop
     from runner.training.components import build_components
@@ -383,7 +393,7 @@ def logps(model, ids, mask):
 
 
 def expected_weights(trainer, ids, mask):
-    """3 for a token with a digit that the assistant says, else 0.5; read from the tokens, without any template."""
+    """3 for an assistant token with a digit, else 0.5; read from the tokens, without a template."""
     words = [[trainer.processing_class.decode(token) for token in row] for row in ids]
     weights = torch.zeros(ids.shape, dtype=torch.float64)
     for row, sequence in enumerate(words):
@@ -394,6 +404,11 @@ def expected_weights(trainer, ids, mask):
                 3.0 if speaks and any(letter.isdigit() for letter in word) else 0.5
             )
     return (weights * mask)[:, 1:]
+
+
+def assert_loss(trainer, batch, expected):
+    loss = trainer.compute_loss(trainer.model, dict(batch))
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def sums(trainer, model, batch, prefix=""):
@@ -425,9 +440,7 @@ def test_sft_by_hand(laid_out, tmp_path, form):
     loss = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=50)
     assert loss.item() == pytest.approx(by_hand.item(), rel=1e-5)
     mean = by_hand * 50 / is_trained.sum()
-    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(
-        mean.item(), rel=1e-5
-    )
+    assert_loss(trainer, batch, mean)
 
 
 @pytest.mark.slow
@@ -437,9 +450,7 @@ def test_a_loss_and_weights_by_hand(laid_out):
     values = logps(trainer.model, batch["input_ids"], batch["attention_mask"])
     is_trained = (batch["labels"] != -100)[:, 1:]
     by_hand = -((1 - values.exp()) ** 2 * values * weights * is_trained).sum() / is_trained.sum()
-    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(
-        by_hand.item(), rel=1e-5
-    )
+    assert_loss(trainer, batch, by_hand)
 
 
 @pytest.mark.slow
@@ -455,9 +466,7 @@ def test_dpo_by_hand(laid_out, loss):
         rejected = rejected / lengths[1]
     by_hand = -logsigmoid(0.3 * (chosen - rejected)).mean()
     assert abs(chosen - rejected).max() > 1e-3
-    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(
-        by_hand.item(), rel=1e-5
-    )
+    assert_loss(trainer, batch, by_hand)
 
 
 @pytest.mark.slow
@@ -468,9 +477,7 @@ def test_dpo_with_an_adapter_by_hand(laid_out):
         chosen, rejected = (policy - sums(trainer, trainer.model, batch)).chunk(2)
     by_hand = -logsigmoid(0.1 * (chosen - rejected)).mean()
     assert abs(chosen - rejected).max() > 1e-3
-    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(
-        by_hand.item(), rel=1e-5
-    )
+    assert_loss(trainer, batch, by_hand)
 
 
 @pytest.mark.slow
@@ -483,9 +490,7 @@ def test_kto_by_hand(laid_out):
     signs = torch.where(batch["label"].bool(), 1.0, -1.0)
     by_hand = (1 - torch.sigmoid(0.3 * signs * (ratios - mismatched.mean().clamp(min=0)))).mean()
     assert abs(ratios).max() > 1e-3
-    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(
-        by_hand.item(), rel=1e-5
-    )
+    assert_loss(trainer, batch, by_hand)
 
 
 @pytest.mark.grid(2)
@@ -578,9 +583,11 @@ def test_weights_of_one_change_no_bit(train, words):
 
 @pytest.mark.slow
 def test_answers_only_is_what_the_trainer_masks(train, tmp_path):
-    """The rule and TRL's own mask, from a template that marks answers: the same training, bit for bit."""
-    rows = [{"messages": [{"role": "user", "content": f"{n} 3"}, {"role": "assistant", "content": f"3 {n}"}] * 2}
-            for n in range(10)]  # fmt: skip
+    """The rule and TRL's own mask, from a template that marks answers, train the same bits."""
+    rows = []
+    for n in range(10):
+        turns = [{"role": "user", "content": f"{n} 3"}, {"role": "assistant", "content": f"3 {n}"}]
+        rows.append({"messages": turns * 2})
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = (
         "trainer=sft",
@@ -630,7 +637,7 @@ def test_several_rules_are_typed_as_a_list():
 
 
 @pytest.mark.parametrize("entry", ["override /weight", "/weight"])
-def test_a_list_of_rules_in_a_file_is_told_how_to_be_written(tmp_path, entry):
+def test_a_list_of_rules_in_a_file_is_answered_with_its_right_form(tmp_path, entry):
     text = "# @package _global_\ndefaults:\n  - {}\n"
     file = tmp_path / "experiment" / "mine.yaml"
     file.parent.mkdir()
@@ -680,7 +687,7 @@ def test_micro_batches_of_any_size_weigh_alike(train):
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_weighed_is_told_before_the_first_step(train, capsys):
+def test_a_model_without_token_weights_is_reported_before_the_first_step(train, capsys):
     done = train("trainer=sft", "weight=pattern", "weight.pattern=nowhere", "weight.rest=0", *SMALL)
     assert done.code == 2
     assert "all of whose tokens have weight 0" in capsys.readouterr().err

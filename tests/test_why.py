@@ -1,4 +1,7 @@
-"""Where a value comes from: file and line, word, the runner, or the installed source; and what it overrode."""
+"""The origin of a value: file and line, typed word, the runner, or the installed source.
+
+And what it overrode.
+"""
 
 import re
 from pathlib import Path
@@ -45,7 +48,7 @@ def test_a_value_is_followed_to_the_file_that_counts_and_past_all_that_it_overro
     assert "learning_rate: float" in line_of(default)
 
 
-def test_what_is_left_out_with_another_model_is_no_place_of_a_value(capsys):
+def test_a_dropped_default_of_another_model_is_no_origin(capsys):
     text = why(capsys, "learning_rate", "model.path=org/name")
     assert text.startswith("learning_rate = 2e-5\n  is    2e-5  conf/trainer/sft.yaml:")
     assert "tiny.yaml" not in text
@@ -73,19 +76,19 @@ def test_a_typed_mapping_gives_each_of_its_keys(capsys):
     )
 
 
-def test_a_part_typed_as_the_only_one_of_its_group_has_a_provenance(capsys):
+def test_a_typed_part_that_is_alone_in_its_group_has_an_origin(capsys):
     target = "runner.reward.rule.length"
     text = why(capsys, "reward._target_", "trainer=grpo", f"reward._target_={target}")
     assert f"is    {target}  command line" in text
 
 
-def test_what_nobody_sets_is_the_default_of_the_installed_source(capsys):
+def test_unset_values_come_from_the_installed_source(capsys):
     text = why(capsys, "trainer.args.warmup_steps")
     assert text.splitlines()[0] == "trainer.args.warmup_steps = 0"
     assert "warmup_steps: " in line_of(re.search(r"transformers/\S+:\d+", text)[0])
 
 
-def test_what_the_runner_decides_is_read_from_its_own_source(capsys):
+def test_values_decided_by_the_runner_are_read_from_its_source(capsys):
     text = why(capsys, "trainer.args.seed", "seed=3")
     assert "${seed}  runner/training/components/args.py:" in text
     assert "seed = 3\n  is    3  command line" in text
@@ -147,7 +150,7 @@ def test_a_wrong_configuration_can_be_asked_about(capsys):
         (["seed", "-m", "seed=1,2"], "one configuration"),
     ],
 )
-def test_what_cannot_be_answered_is_told_with_the_nearest(words, message, capsys):
+def test_an_unknown_key_is_answered_with_the_nearest(words, message, capsys):
     assert message in why(capsys, *words, code=2)
 
 
@@ -171,7 +174,7 @@ def test_the_lines_of_a_file(tmp_path):
     ]
 
 
-def test_the_batch_that_all_processes_share_is_said_to_make_those_of_each(capsys):
+def test_the_shared_batch_is_named_as_the_origin_of_each_processes_batch(capsys):
     words = ("batch=64", "trainer.args.per_device_train_batch_size=8", "launcher.num_processes=2")
     for name, value in (("gradient_accumulation_steps", 4), ("per_device_train_batch_size", 8)):
         text = why(capsys, f"trainer.args.{name}", *words)

@@ -1,4 +1,4 @@
-"""What people type who come from elsewhere is answered with the words that work, and those words are typed here."""
+"""Words of other tools are answered with ours, and the answers are typed here."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ from runner.validate.context import PLAIN_GROUPS, TOP
 from runner.validate.values_at_keys import MEANT_OTHERWISE
 
 SHARED = read_sections()["shared"]
-# A value for each key of ours that has other names; two for all the rest.
+# A value for each of our keys with other names; two values for all other keys.
 VALUES = {
     "learning_rate": "1e-5",
     "kl_coef": "0.1",
@@ -38,7 +38,7 @@ VALUES = {
 
 
 def answers(capsys, *words):
-    """What the command answers: what to type, by where; all of it fits its screen."""
+    """The command's answers, what to type by where; all of it fits the screen."""
     assert main(words) == 2
     err = capsys.readouterr().err
     beats = re.findall(
@@ -125,7 +125,7 @@ TYPED = {
 
 
 @pytest.mark.slow
-def test_what_people_type_is_answered_with_the_line(tmp_path, monkeypatch, capsys):
+def test_words_that_people_type_are_answered_with_a_working_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     answered = answers(capsys, "trainer=dpo", *TYPED)
     assert {f"{word}": answered[word.partition("=")[0]].replace('"', "") for word in TYPED} == TYPED
@@ -347,7 +347,7 @@ def test_another_word_is_answered(words, fixes, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("word", SHARED["words"])
-def test_a_word_where_a_verb_stands_leads_to_a_command(word):
+def test_a_wrong_verb_leads_to_a_command(word):
     with pytest.raises(ConfigError) as raised:
         read_command_line([word])
     (fault,) = raised.value.faults
@@ -361,7 +361,7 @@ def test_a_word_where_a_verb_stands_leads_to_a_command(word):
     )
 
 
-# --- A file, a folder, a run or a name on the hub in the place of an option ------------------------
+# --- A file, a folder, a run or a name on the hub in the place of an option -----------------------
 
 
 @pytest.mark.parametrize(
@@ -403,9 +403,7 @@ def test_a_word_becomes_the_option_with_its_path(word, expanded, tmp_path, monke
     ]
 
 
-def test_of_rows_of_which_none_is_held_out_the_words_of_a_split_are_shown(
-    tmp_path, monkeypatch, capsys
-):
+def test_rows_without_a_held_out_set_are_answered_with_a_split(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "2"}\n' * 3)
     assert main(["dataset=rows.jsonl", "seed=1", "seed=2", "--dry-run"]) == 0
@@ -431,7 +429,7 @@ def test_the_expanded_words_are_what_is_composed(tmp_path, monkeypatch, capsys):
     assert "  is    rows.jsonl  command line" in capsys.readouterr().out
 
 
-# --- Help -------------------------------------------------------------------------------------------
+# --- Help -----------------------------------------------------------------------------------------
 
 
 def test_the_help_fits_a_screen_and_has_every_verb(capsys):
@@ -439,9 +437,8 @@ def test_the_help_fits_a_screen_and_has_every_verb(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 55
     assert max(map(len, lines)) <= 80
-    assert [
-        line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in VERBS
-    ] == list(VERBS)
+    first_words = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert [word for word in first_words if word in VERBS] == list(VERBS)
     assert {"trainer,", "peft,", "dataset,"} <= set(" ".join(lines).split())
 
 
@@ -491,18 +488,18 @@ def test_no_option_of_the_menu_is_without_a_comment():
     ] == []
 
 
-def test_rows_of_the_table_name_options_that_there_are():
+def test_rows_of_the_table_name_existing_options():
     text = yaml.safe_dump(SHARED["typed"])
     menu = read_menu()
     chosen = {word for word in re.findall(r"choose: (\w+=\w+)", text)}
     assert len(chosen) > 10
-    assert [
-        word for word in chosen if word.partition("=")[2] not in menu[word.partition("=")[0]]
-    ] == []
+    for word in chosen:
+        group, _, option = word.partition("=")
+        assert option in menu[group], word
 
 
 def test_no_other_key_of_ours_holds_a_value_that_the_tables_refuse():
-    """Else it would have to be looked up, as ``resume`` is, also where its value fits."""
+    """Otherwise such a value would have to be looked up, as for ``resume``."""
     ours = set(TOP)
     for group, names in PLAIN_GROUPS.items():
         ours |= {f"{group}.{name}" for name in names}

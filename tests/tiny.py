@@ -23,7 +23,7 @@ ANIMALS = ("dog", "cat", "horse", "bird", "fox")
 
 
 def tell_story(number: int) -> tuple[str, str, str]:
-    """A post, a good summary of it and a poor one; no two of 280 numbers in a row agree."""
+    """A post, a good summary of it and a poor one; 280 consecutive numbers give different ones."""
     name = NAMES[number % len(NAMES)]
     place = PLACES[number % len(PLACES)]
     animal = ANIMALS[number % len(ANIMALS)]
@@ -106,7 +106,7 @@ ROWS: dict[str, dict[str, dict[str, tuple[Callable[[int], dict], int]]]] = {
 }
 
 
-# --- Of the recipes in conf/experiment, whose words no tokenizer of the tests is trained on --------
+# --- Recipes in conf/experiment, whose words no tokenizer of the tests is trained on --------------
 
 
 def _conversation(number: int) -> dict:
@@ -183,7 +183,7 @@ RECIPE_MODELS = [
 
 
 def rows_of(repo_id: str) -> dict[str, dict[str, list[dict]]]:
-    """Rows of a data set in ``ROWS`` or ``RECIPES``: config -> split -> rows, no row in two splits."""
+    """Rows of a data set in ``ROWS`` or ``RECIPES``: config -> split -> rows, each once."""
     return {config: _make_splits(splits) for config, splits in (ROWS | RECIPES)[repo_id].items()}
 
 
@@ -198,7 +198,7 @@ def _make_splits(splits: dict[str, tuple[Callable[[int], dict], int]]) -> dict[s
 
 # --- Models -------------------------------------------------------------------------------------
 
-# The architecture, the data type in which the real weights are kept, and the head.
+# The architecture, the data type of the real weights, and the head.
 MODELS = {
     "EleutherAI/pythia-160m": ("gpt_neox", "float16", "lm"),
     "EleutherAI/pythia-1b-deduped": ("gpt_neox", "float16", "lm"),
@@ -250,10 +250,8 @@ def tiny_model(
     if head == "score":
         config.num_labels = 1
     elif head == "classes":
-        config.id2label, config.label2id = (
-            {0: "NEGATIVE", 1: "POSITIVE"},
-            {"NEGATIVE": 0, "POSITIVE": 1},
-        )
+        config.id2label = {0: "NEGATIVE", 1: "POSITIVE"}
+        config.label2id = {"NEGATIVE": 0, "POSITIVE": 1}
     kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -305,7 +303,7 @@ def tiny_tokenizer(chat: bool = True) -> "PreTrainedTokenizerFast":
 
 @cache
 def trained_tokenizer(chat: bool) -> str:
-    """The tokenizer of a kind as JSON, trained once: it takes a tenth of a second."""
+    """The tokenizer of a kind as JSON, trained once, because that takes a tenth of a second."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     core = Tokenizer(models.BPE())

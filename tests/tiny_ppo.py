@@ -1,4 +1,6 @@
-"""A model of a few thousand weights that reads letters, and a PPO trainer on it that takes a fraction of a second."""
+"""A model of a few thousand weights that reads letters, and a PPO trainer for it that is done in an
+instant.
+"""
 
 import copy
 import itertools
@@ -27,7 +29,10 @@ PROMPTS = ["abc", "d", "efghij", "kl", "ghijklm", "b", "cd", "nopqr"]
 
 
 def letter_tokenizer(pad: str | None = "<pad>") -> PreTrainedTokenizerFast:
-    """One token per letter; the end token is 20, the pad token 21 unless ``pad`` names another or none."""
+    """One token per letter.
+
+    The end token is 20, the pad token 21 unless ``pad`` names another or none.
+    """
     vocabulary = {letter: index for index, letter in enumerate(LETTERS)} | {
         "<end>": END,
         "<pad>": PAD,
@@ -80,7 +85,8 @@ def letter_model(
         setattr(config, name, value)
     maker = AutoModelForCausalLM
     if labels:
-        config.num_labels, maker = labels, AutoModelForSequenceClassification
+        config.num_labels = labels
+        maker = AutoModelForSequenceClassification
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return maker.from_config(config, dtype=torch.float32).eval()
@@ -96,7 +102,7 @@ def letter_rows(count: int = 8) -> Dataset:
 
 
 def share_of_wanted(completions, wanted, **_) -> list[float]:
-    """How much of each completion is the letter that its row wants."""
+    """The share of each completion that is the letter wanted by its row."""
     return [
         text.count(letter) / (1 + len(text))
         for text, letter in zip(completions, wanted, strict=True)
@@ -174,12 +180,12 @@ def train_weights(folder: Any, **asked: Any) -> dict[str, torch.Tensor]:
 
 
 def logs_of(trainer: PPOTrainer) -> list[dict[str, float]]:
-    """What was logged at each update."""
+    """The lines logged at each update."""
     return [line for line in trainer.state.log_history if "loss" in line]
 
 
 def watch_steps(trainer: PPOTrainer) -> list[tuple[float, float]]:
-    """A list that each optimizer step adds to: the norm of the gradient that it was given, and the learning rate."""
+    """A list that grows by the gradient norm and the learning rate at each optimizer step."""
     distances: list[tuple[float, float]] = []
 
     def look(optimizer: Any, *_: Any) -> None:

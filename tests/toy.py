@@ -1,4 +1,6 @@
-"""The small tasks that ship with the runner, and every row of them: ``python tests/toy.py`` writes the files.
+"""The small tasks that ship with the runner, and all their rows.
+
+``python tests/toy.py`` writes the files.
 
 sort      "Sort these digits: 7 3 9 1" -> "1 3 7 9". One answer is right, so a rule can check it.
 reviews   "Review the bakery. Mention the coffee." Praise is preferred to complaint; a
@@ -92,7 +94,7 @@ HELD_OUT = 200  # rows to evaluate on, of each kind
 
 
 def sort_row(random: Random) -> Row | None:
-    """One preference between the sorted digits and a wrong answer; None where the two would be equal."""
+    """One preference between the sorted digits and a wrong answer; None if they would be equal."""
     digits = [random.randrange(10) for _ in range(DIGITS)]
     right = _written(sorted(digits))
     wrong = _written(_badly_sorted(digits, random))
@@ -159,15 +161,21 @@ def _png(pixels: list[list[bool]], *palette: tuple[int, ...]) -> bytes:
         (b"IDAT", zlib.compress(lines, 0)),
         (b"IEND", b""),
     ]
-    written = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(written)
+    return join_png(chunks)
+
+
+def join_png(chunks: list[tuple[bytes, bytes]]) -> bytes:
+    """A PNG file of chunks, each a kind and its data."""
+    content = b"\x89PNG\r\n\x1a\n"
+    for kind, data in chunks:
+        length = struct.pack(">I", len(data))
+        checksum = struct.pack(">I", zlib.crc32(kind + data))
+        content += length + kind + data + checksum
+    return content
 
 
 def held_out(row: Row) -> bool:
-    """Whether a row belongs to evaluation: one in five, by what would give the answer away."""
+    """True if a row belongs to evaluation: one in five, chosen by what would reveal the answer."""
     if "image" in row:
         return sha256(str(row["image"]).encode()).digest()[0] % 5 == 0
     secret = (
@@ -193,7 +201,10 @@ def preferences(
 
 
 def demonstrations(sorts: int, reviews: int, seed: int, held: bool) -> list[Row]:
-    """Prompts of both tasks with one answer each; 60 % of the sorts are right, half of the reviews kind."""
+    """Prompts of both tasks with one answer each.
+
+    60 % of the sorts are right, half of the reviews kind.
+    """
     random = Random(seed)
     rows = [_demonstration(row, random, 0.6) for row in preferences(sort_row, sorts, seed, held)]
     rows += [
@@ -211,7 +222,7 @@ TOOL = {
 
 
 def prices(seed: int, held: bool) -> list[Row]:
-    """Every question for a price, once answered by asking the tool, and five times by an opinion."""
+    """Every question for a price, answered once by asking the tool and five times by an opinion."""
     random = Random(seed)
     rows = list[Row]()
     for place in PLACES:

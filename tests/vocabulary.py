@@ -1,4 +1,6 @@
-"""The tokenizer of the shipped tiny model, learnt anew from the shipped rows: ``python tests/vocabulary.py``.
+"""The tokenizer of the shipped tiny model, trained again from the shipped rows.
+
+``python tests/vocabulary.py``.
 
 A byte-level BPE, so that it can spell any text, with ChatML turns. The weights next to it come from
 ``python -m runner experiment=tiny_base``, not from here. They are of a Llama, because for some
@@ -15,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from runner.io.files import shipped
 
-SIZE = 640  # more than it needs: every word of the rows is one token before that
+SIZE = 640  # more than needed: every word of the rows is a single token earlier
 LONGEST = 1024  # tokens; what the tiny model was given positions for
 PAD = "<|endoftext|>"
 TURN = "<|im_start|>"
@@ -64,7 +66,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def turns() -> Iterator[str]:
-    """Every turn of the shipped training rows, with its role in front, as the template writes it."""
+    """Every turn of the shipped training rows, preceded by its role, as the template writes it."""
     for path in ROWS:
         for line in Path(shipped(path)).read_text(encoding="utf-8").splitlines():
             row = json.loads(line)

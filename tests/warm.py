@@ -83,7 +83,7 @@ class Warm:
     def run(
         self, words: list[str], cwd: Path, environment: dict[str, str], **options
     ) -> subprocess.CompletedProcess:
-        """What ``subprocess.run`` gives for the words after ``python -m runner``."""
+        """Run the words after ``python -m runner``; return the same as ``subprocess.run``."""
         return self.start(words, cwd, environment, **options).wait()
 
     def start(
@@ -170,7 +170,7 @@ class Started:
     code: int | None = None
 
     def ended(self) -> bool:
-        """Whether it has ended; ``code`` is its exit code from then on."""
+        """True once it has ended; ``code`` is its exit code from then on."""
         if self.code is None:
             self.code = self.warm.ask({"look": self.pid})
         return self.code is not None
@@ -187,7 +187,7 @@ class Started:
         return subprocess.CompletedProcess(command, self.code, _text(self.out), _text(self.err))
 
     def wait_for(self, path: Path, seconds: float = 600) -> bool:
-        """Whether a file appears before the command ends."""
+        """True if a file appears before the command ends."""
         deadline = time.monotonic() + seconds
         while not path.exists():
             if self.ended():
@@ -198,7 +198,7 @@ class Started:
 
 
 def _text(path: Path) -> str:
-    """What a command has written; nothing if it was killed before it could open the file."""
+    """The output of a command; empty if it was killed before it could open the file."""
     if not path.exists():
         return ""
     return path.read_text(encoding="utf-8", errors="replace")
@@ -401,7 +401,7 @@ def fork_python(execute: Callable[..., None]) -> Callable[..., None]:
 
 
 def can_be_forked(asked: dict[str, Any]) -> bool:
-    """Whether a Python runs a module or a text, with no pipe that :func:`be_python` cannot set."""
+    """True if a Python runs a module or a text, without pipes that :func:`be_python` cannot set."""
     if isinstance(asked["args"], str) or asked["preexec_fn"]:
         return False
     if (asked["p2cread"], asked["c2pread"], asked["errread"]) != (-1, -1, -1):

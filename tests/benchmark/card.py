@@ -1,4 +1,5 @@
-"""The checked-in experiments on one CUDA card at their real sizes: tokens per second and peak memory, beside plain TRL.
+"""Tokens per second and peak memory of the checked-in experiments on one CUDA card, beside plain
+TRL.
 
 The models are Qwen2.5-0.5B and Pythia 1B in bfloat16 files, with random weights and the tokenizer
 of the tiny model; rows are as long as the experiments' own. Each case is the public command in a
@@ -7,10 +8,9 @@ process of its own, and then TRL's trainer on the arguments, rows and model of t
 ``4bit`` is that on 4 bits, ``liger`` that with fused kernels, ``max`` with ``speed=max``. TRL 1.16
 has no PPO.
 
-run: python tests/benchmark/card.py                needs 20 GB of disk, and a card of 80 GB for PPO
-in full
+run: python tests/benchmark/card.py           needs 20 GB of disk, and a card of 80 GB for full PPO
      python tests/benchmark/card.py --experiment sft_qwen_tldr --variant lora 4bit --steps 50
-     python tests/benchmark/card.py --tiny         tries the script itself on the CPU, with models of two layers
+     python tests/benchmark/card.py --tiny    tries the script on the CPU, with two layers
 
 Prints one markdown table: the median of tokens per second over the steps but the first, and the
 most memory that PyTorch allocated. Without a CUDA card it says so and ends; nan is a case that
@@ -108,15 +108,8 @@ def main() -> None:
             )
         for experiment, variant in itertools.product(options.experiment, variants):
             sides = measure(Path(scratch), experiment, variant, options)
-            rates, peaks = (
-                [
-                    f"{side[place_of_digits]:,.{place_of_digits}f}"
-                    if side[place_of_digits]
-                    else "-"
-                    for side in sides
-                ]
-                for place_of_digits in (0, 1)
-            )
+            rates = [f"{rate:,.0f}" if rate else "-" for rate, _ in sides]
+            peaks = [f"{peak:,.1f}" if peak else "-" for _, peak in sides]
             lines.append(f"| {' | '.join([experiment, variant, *rates, *peaks])} |")
             print(lines[-1], file=sys.stderr)
     used = [
@@ -159,7 +152,7 @@ def write_model(folder: Path, values: dict[str, Any], scored: bool) -> None:
         if scored
         else (AutoModelForCausalLM, {})
     )
-    # where a billion numbers are drawn at once
+    # draws a billion numbers at once
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = kind.from_config(
             AutoConfig.for_model(**values, **ends, **more), dtype=torch.bfloat16
@@ -172,25 +165,25 @@ def write_model(folder: Path, values: dict[str, Any], scored: bool) -> None:
 
 
 def write_rows(path: Path, experiment: str, count: int) -> None:
-    draw, ends = random.Random(0), LENGTHS[experiment.startswith("dpo")]
-    rows = [
-        {key: draw.choices("0123456789", k=draw.randint(*ends[key])) for key in ends}
-        for _ in range(count)
-    ]
-    path.write_text(
-        "".join(json.dumps({key: "".join(row[key]) for key in row}) + "\n" for row in rows)
-    )
+    draw = random.Random(0)
+    ends = LENGTHS[experiment.startswith("dpo")]
+    lines = []
+    for _ in range(count):
+        row = {}
+        for key, (shortest, longest) in ends.items():
+            length = draw.randint(shortest, longest)
+            row[key] = "".join(draw.choices("0123456789", k=length))
+        lines.append(json.dumps(row) + "\n")
+    path.write_text("".join(lines))
 
 
 def measure(
     scratch: Path, experiment: str, variant: str, options: argparse.Namespace
 ) -> list[list[float]]:
     """Tokens per second and peak GB of ours and of TRL's."""
-    output, rows, ppo = (
-        scratch / f"{experiment}-{variant}",
-        scratch / "rows.jsonl",
-        experiment.startswith("ppo"),
-    )
+    output = scratch / f"{experiment}-{variant}"
+    rows = scratch / "rows.jsonl"
+    ppo = experiment.startswith("ppo")
     write_rows(rows, experiment, 48 if options.tiny else 500)
     keys = {
         "experiment": experiment,
@@ -222,7 +215,10 @@ def measure(
 
 
 def run_apart(words: list[str], tiny: bool) -> str:
-    """The last line that a Python with these words prints; nothing where it failed, and then its end is shown."""
+    """The last line printed by a Python with these words.
+
+    If it fails, an empty text, and the end of its output is shown.
+    """
     settings = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"} | (
         {"CUDA_VISIBLE_DEVICES": ""} if tiny else {}
     )
@@ -239,7 +235,7 @@ def run_apart(words: list[str], tiny: bool) -> str:
 
 
 def train_plain(run: Path) -> tuple[float, float]:
-    """Train as a script would that knows nothing of ours but the arguments of this run."""
+    """Train as a script that knows nothing of the runner but the arguments of this run."""
     import trl
     from datasets import Dataset
     from peft import LoraConfig
@@ -259,12 +255,10 @@ def train_plain(run: Path) -> tuple[float, float]:
 
     steps: list[tuple[float, float]] = []
     cfg = yaml.safe_load((run / "config.yaml").read_text())
-    args, peft, quant, path = (
-        cfg["trainer"]["args"],
-        cfg["peft"],
-        cfg["quant"],
-        cfg["model"]["path"],
-    )
+    args = cfg["trainer"]["args"]
+    peft = cfg["peft"]
+    quant = cfg["quant"]
+    path = cfg["model"]["path"]
     config, *_ = [node.pop("_target_").removeprefix("trl.") for node in (args, peft, quant) if node]
     args |= {
         "output_dir": str(run / "plain"),
@@ -272,7 +266,7 @@ def train_plain(run: Path) -> tuple[float, float]:
         "report_to": "none",
         "disable_tqdm": True,
     }
-    if config == "DPOConfig":  # in which TRL cannot group: its rows of pairs have no input_ids
+    if config == "DPOConfig":  # TRL cannot group pairs by length: they have no input_ids
         args.pop("train_sampling_strategy", None)
     args |= (
         {}
@@ -281,10 +275,10 @@ def train_plain(run: Path) -> tuple[float, float]:
     )
     loaded = {"quantization_config": BitsAndBytesConfig(**quant)} if quant else {}
     rewards = {"reward_funcs": lambda completions, **_: [len(set(text)) for text in completions]}
-    trainer = getattr(trl, config.replace("Config", "Trainer"))(
-        model=AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, cfg["model"]["dtype"]), **loaded
-        ),
+    dtype = getattr(torch, cfg["model"]["dtype"])
+    trainer_class = getattr(trl, config.replace("Config", "Trainer"))
+    trainer = trainer_class(
+        model=AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **loaded),
         args=getattr(trl, config)(**args),
         train_dataset=Dataset.from_json(cfg["dataset"]["path"]),
         processing_class=AutoTokenizer.from_pretrained(path),

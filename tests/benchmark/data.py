@@ -1,9 +1,13 @@
-"""Rows and references beside a plain TRL script: what a second start finds again, and what a million rows cost.
+"""Rows and references beside a plain TRL script.
 
-    reference   a DPO step without the reference's pass; the losses; a second run, which finds the log-probabilities
-    tokens      a second start with another learning rate, which finds the tokens; SFT and DPO
+What a second start reuses, what a million rows cost.
+
+    reference   a DPO step without the reference's pass; the losses; a second run, which reuses the
+                log-probabilities
+    tokens      a second start with another learning rate, which reuses the tokens; SFT and DPO
     rows        first and second starts on ever more rows: seconds a row, and memory
-    stream      a run on streamed rows that is killed and goes on: local files, the loopback hub, S3 (with moto)
+    stream      a run on streamed rows that is killed and resumed: local files, the loopback hub, S3
+                (with moto)
 
 run: python tests/benchmark/data.py --only reference tokens
      python tests/benchmark/data.py --only rows --sizes 10000 100000 1000000
@@ -45,7 +49,8 @@ from meter import Meter
 rows = load_dataset("json", data_files={rows!r}, split="train")
 model = AutoModelForCausalLM.from_pretrained({model!r}, dtype="float32")
 tokenizer = AutoTokenizer.from_pretrained({model!r})
-cpu = dict(use_cpu=True, bf16=False, activation_checkpointing=False, report_to="none", save_strategy="no", seed=0)
+cpu = dict(use_cpu=True, bf16=False, activation_checkpointing=False, report_to="none", seed=0,
+           save_strategy="no")
 args = trl.{kind}Config({out!r}, **cpu, **{args!r})
 trainer = trl.{kind}Trainer(model=model, args=args, train_dataset=rows, processing_class=tokenizer,
                             callbacks=[Meter({out!r})])
@@ -71,13 +76,17 @@ class Meter(TrainerCallback):
             self.losses.append(logs["loss"])
     def on_train_end(self, args, state, control, **given):
         self.out.mkdir(parents=True, exist_ok=True)
-        (self.out / "meter.json").write_text(json.dumps({"steps": self.steps[1:], "losses": self.losses}))
+        measured = {"steps": self.steps[1:], "losses": self.losses}
+        (self.out / "meter.json").write_text(json.dumps(measured))
 """
 
 
 @dataclass
 class Spent:
-    """CPU and wall seconds of a command, and the peak of its memory in MB: resident, and its own."""
+    """CPU and wall seconds of a command, and its peak memory in MB.
+
+    Resident, and without mapped files.
+    """
 
     cpu: float
     wall: float
@@ -101,7 +110,8 @@ class Bench:
 
     def rows(self, kind: str, count: int, length: int = 6) -> Path:
         """So many short rows of a kind, written one at a time."""
-        path, draw = self.folder / f"{kind}-{count}-{length}.jsonl", random.Random(1)
+        path = self.folder / f"{kind}-{count}-{length}.jsonl"
+        draw = random.Random(1)
 
         def text() -> str:
             return " ".join(draw.choices(WORDS, k=draw.randint(length // 2, length)))
@@ -213,7 +223,9 @@ def table(title: str, head: str, lines: list[str]) -> None:
 
 
 def reference(bench: Bench, chosen: argparse.Namespace) -> None:
-    """Two epochs of DPO on a model whose passes, and not the trainer around them, are what a step costs."""
+    """Two epochs of DPO on a model whose forward and backward passes, not the trainer around them,
+    dominate a step.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     config = AutoConfig.from_pretrained(TINY)
@@ -236,34 +248,40 @@ def reference(bench: Bench, chosen: argparse.Namespace) -> None:
         "logging_steps": 1,
         "learning_rate": 1e-5,
     }
-    found: dict[str, list[tuple[Spent, dict]]] = {"ours": [], "again": [], "TRL": []}
+    spent: dict[str, list[Spent]] = {"ours": [], "again": [], "TRL": []}
+    meters: dict[str, list[dict]] = {"ours": [], "again": [], "TRL": []}
     for number in range(chosen.repeat):
         arguments = {**args, "learning_rate": 1e-5, "max_steps": -1}
-        found["ours"].append(
-            bench.ours("DPO", rows, f"ours{number}", *words_of(**arguments), model=model)
-        )
-        found["again"].append(
-            bench.ours("DPO", rows, f"ours{number}", *words_of(**arguments), model=model)
-        )
-        found["TRL"].append(bench.theirs("DPO", rows, f"theirs{number}", model=model, **args))
-    step = {
-        name: statistics.median(itertools.chain(*(seen["steps"] for _, seen in each)))
-        for name, each in found.items()
-    }
-    cpu = {name: statistics.median(spent.cpu for spent, _ in each) for name, each in found.items()}
-    memory = {
-        name: statistics.median(spent.own for spent, _ in each) for name, each in found.items()
-    }
-    losses = [measurements[0][1]["losses"] for measurements in found.values()]
+        words = words_of(**arguments)
+        measured = {
+            "ours": bench.ours("DPO", rows, f"ours{number}", *words, model=model),
+            "again": bench.ours("DPO", rows, f"ours{number}", *words, model=model),
+            "TRL": bench.theirs("DPO", rows, f"theirs{number}", model=model, **args),
+        }
+        for name, (costs, meter) in measured.items():
+            spent[name].append(costs)
+            meters[name].append(meter)
+    step = {}
+    cpu = {}
+    memory = {}
+    for name in spent:
+        steps = itertools.chain(*(meter["steps"] for meter in meters[name]))
+        step[name] = statistics.median(steps)
+        cpu[name] = statistics.median(costs.cpu for costs in spent[name])
+        memory[name] = statistics.median(costs.own for costs in spent[name])
+    losses = [of_side[0]["losses"] for of_side in meters.values()]
     apart = max(abs(a - b) for a, b in zip(losses[0], losses[2], strict=True))
     lines = []
-    for what, of, digits in (
+    for what, figures_of_side, digits in (
         ("a step, CPU s", step, 3),
         ("the run, CPU s", cpu, 1),
         ("own memory, MB", memory, 0),
     ):
-        figures = " | ".join(f"{of[side]:.{digits}f}" for side in ("ours", "again", "TRL"))
-        lines.append(f"{what} | {figures} | {of['ours'] / of['TRL']:.2f}")
+        figures = " | ".join(
+            f"{figures_of_side[side]:.{digits}f}" for side in ("ours", "again", "TRL")
+        )
+        ratio = figures_of_side["ours"] / figures_of_side["TRL"]
+        lines.append(f"{what} | {figures} | {ratio:.2f}")
     same = "equal" if losses[0] == losses[1] else "OTHER LOSSES"
     lines.append(
         f"largest difference from TRL's {len(losses[0])} losses | {apart:.1e} | {same} | | "
@@ -273,7 +291,8 @@ def reference(bench: Bench, chosen: argparse.Namespace) -> None:
 
 
 def tokens(bench: Bench, chosen: argparse.Namespace) -> None:
-    count, lines = chosen.sizes[0] if chosen.sizes else 100_000, []
+    count = chosen.sizes[0] if chosen.sizes else 100_000
+    lines = []
     for kind in ("SFT", "DPO"):
         rows = bench.rows(kind, count)
         few = bench.rows(kind, 100)
@@ -314,7 +333,9 @@ def rows(bench: Bench, chosen: argparse.Namespace) -> None:
 
 
 def stream(bench: Bench, chosen: argparse.Namespace) -> None:
-    """Kill a run on streamed rows behind a checkpoint, go on, and compare with one that was not killed."""
+    """Kill a run on streamed rows after a checkpoint, resume it, and compare it with an undisturbed
+    one.
+    """
     lines = []
     for name, words, more in sources(bench):
         out = {}

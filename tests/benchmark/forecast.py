@@ -143,7 +143,9 @@ def train(words: list[str], place: Path) -> None:
 
 
 def measured(name: str) -> int:
-    """The most bytes that training this case holds, above what is there once everything was imported."""
+    """The peak of the bytes that training this case holds, above what is held once everything is
+    imported.
+    """
     import gc
 
     from runner.launch.processes import prepare_environment
@@ -170,7 +172,9 @@ def measured(name: str) -> int:
 
 
 def forecast(name: str) -> int:
-    """The forecast of a case, told how long its rows are, after a step of it in small on short ones."""
+    """The forecast for a case from one measured step on a small copy with short rows, given the
+    real row lengths.
+    """
     from transformers import AutoTokenizer
 
     from runner.estimate.measure import measure_small
@@ -181,7 +185,8 @@ def forecast(name: str) -> int:
     from runner.launch.compose import stages
 
     with tempfile.TemporaryDirectory() as folder:
-        place, rows = Path(folder), Path(folder) / "rows.jsonl"
+        place = Path(folder)
+        rows = Path(folder) / "rows.jsonl"
         write_rows(rows, CASES[name][1])
         row = json.loads(rows.read_text().splitlines()[-1])
         write_rows(rows, 20)
@@ -209,7 +214,7 @@ def measure_apart(name: str, **variables: str) -> int:
 
 
 def compare(name: str) -> tuple[int, int, int]:
-    """What is said of a case, and what it takes with each allocator."""
+    """The forecast for a case, and the memory it takes with each allocator."""
     return forecast(name), measure_apart(name, MALLOC_MMAP_THRESHOLD_="65536"), measure_apart(name)
 
 

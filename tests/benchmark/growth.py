@@ -1,4 +1,6 @@
-"""CPU seconds against size: rows, their length, runs of a report and jobs of a sweep; linear where it should be.
+"""CPU seconds over size for rows, row length, runs in a report and jobs in a sweep.
+
+They should grow linearly.
 
 run: python tests/benchmark/growth.py                        every axis: a table, and nothing is
 written
@@ -30,7 +32,7 @@ TOKENS = 65_536  # of a training at each length
 
 
 def write_rows(path: Path, count: int, length: int) -> None:
-    """Rows of about so many tokens of the tiny model: a digit and a blank are one."""
+    """Write rows of about so many tokens of the tiny model: a digit and a blank are one."""
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
             digits = " ".join(
@@ -71,7 +73,8 @@ def train(path: Path, *words: str) -> list[str]:
 
 def runs(folder: Path, size: int) -> list[str]:
     """A report over so many runs of one name, each a copy of a real one with a seed of its own."""
-    source, name = next((folder / "outputs" / "source").glob("*-*")), f"runs-{size}"
+    source = next((folder / "outputs" / "source").glob("*-*"))
+    name = f"runs-{size}"
     for number in range(size):
         copy = folder / "outputs" / name / f"seed-{number}-{number:010x}"
         shutil.copytree(
@@ -125,7 +128,9 @@ def measure(words: list[str], folder: Path) -> float:
 
 
 def exponent(sizes: tuple[int, ...], seconds: list[float]) -> float:
-    """The slope of the line through the logarithms of what grows: from the first size on, without its seconds."""
+    """The slope of the line through the logarithms of the sizes and of the seconds above those of
+    the first size.
+    """
     grown = [
         (size - sizes[0], above - seconds[0])
         for size, above in zip(sizes[1:], seconds[1:], strict=True)
@@ -207,7 +212,7 @@ def main() -> None:
 
 
 def seeds(axis: str, repeats: int) -> list[list[str]]:
-    """A word for each repeat of a training, which else would be finished already."""
+    """A word for each repeat of a training, which would otherwise be finished already."""
     return [[f"seed={number}"] if axis in ("rows", "length") else [] for number in range(repeats)]
 
 

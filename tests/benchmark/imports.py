@@ -1,4 +1,6 @@
-"""``import`` on all example files of Axolotl, LLaMA-Factory, ms-swift and TRL: what becomes of each file and each key.
+"""``import`` on all example files of Axolotl, LLaMA-Factory, ms-swift and TRL.
+
+The fate of each file and key.
 
 Of TRL the files are its YAML examples, and every command in its documentation, its examples and its
 own scripts. Each file is imported from the root of its clone, as its authors run it, and then
@@ -7,7 +9,9 @@ in for rewards of one's own. Values that only the user knows keep a file from ru
 of refusals say whether it is a training of a kind that is trained here.
 
 run: git clone --depth 1 of each below FOLDER, then
-     python tests/benchmark/imports.py FOLDER [--only ms-swift] [--files] [--refused]     about 2 minutes
+     python tests/benchmark/imports.py FOLDER [--only ms-swift] [--files] [--refused]
+
+It takes about 2 minutes.
 """
 
 from __future__ import annotations
@@ -51,7 +55,9 @@ COMMAND = re.compile(
 
 @dataclass
 class Outcome:
-    """A file with its exit code, what a dry run or the refusal says, and the number of its keys of each kind."""
+    """A file with its exit code, the words of the dry run or the refusal, and the number of its
+    keys of each kind.
+    """
 
     name: str
     code: int
@@ -60,7 +66,9 @@ class Outcome:
 
 
 def commands_of(clone: Path) -> Iterator[tuple[str, str]]:
-    """The commands of TRL's documents that start a script or a verb of its own, with a name for each."""
+    """The commands in TRL's documents that start a script or one of its verbs, with a name for
+    each.
+    """
     for path in sorted(set().union(*map(clone.glob, DOCUMENTS))):
         lines = iter(path.read_text(encoding="utf-8").splitlines())
         for number, line in enumerate(lines):
@@ -75,7 +83,7 @@ def commands_of(clone: Path) -> Iterator[tuple[str, str]]:
 
 
 def outcome_of(path: Path, root: Path, name: str) -> Outcome:
-    """Import one file from the root of its clone, and check what came of it."""
+    """Import one file from the root of its clone, and check the result."""
     os.chdir(root)
     try:
         draft = translate(read_file(path), verb.name_of(path))

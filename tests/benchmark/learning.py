@@ -21,11 +21,12 @@ def test_the_toy_learns_to_ask_for_what_it_cannot_know(runner, seed):
     runner("experiment=toy_tool", f"seed={seed}")
     [folder] = runner.runs("toy-tool-grpo")
     scores = read_json(folder / "scores.json")
-    assert scores["before"]["eval_price"] <= 0.2 and scores["after"]["eval_price"] >= 0.7
+    assert scores["before"]["eval_price"] <= 0.2
+    assert scores["after"]["eval_price"] >= 0.7
 
 
 def test_the_toy_learns_nothing_from_rewards_that_say_nothing(runner):
-    """The right prices are those of other rows."""
+    """The rewards expect the prices of other rows."""
     folder = runner.folder / "rows"
     for name in ("train", "eval"):
         rows = list(read_rows(PACKAGE / "dataset" / "toy_prices" / f"{name}.jsonl"))
@@ -68,7 +69,7 @@ def test_ppo_learns_from_a_reward_for_each_step(train):
 def test_the_base_model_is_what_its_experiment_trains(train):
     done = train("experiment=tiny_base")
     assert done.code == 0
-    # Other processors round otherwise, so the weights need not have the same bits.
+    # Other processors round differently, so the weights need not have the same bits.
     assert done.scores["after"]["eval_loss"] == pytest.approx(0.403, abs=0.03)
     mine, theirs = (
         json.loads((folder / "config.json").read_text()) for folder in (done.run.model, TINY)

@@ -1,8 +1,10 @@
-"""CPU seconds and memory of what looks at many runs, at several sizes, and how they grow: 10 times the runs, 10 times.
+"""CPU seconds and memory of the commands that look at many runs, at several sizes, and how they
+grow.
 
-run: python tests/benchmark/many_runs.py 1000 10000            the plan of a sweep, its skip check,
-reports, the listing
+run: python tests/benchmark/many_runs.py 1000 10000
      python tests/benchmark/many_runs.py 300 3000 --only report again
+
+It measures the plan of a sweep, its skip check, reports, and the listing.
 
 One run is trained. The others are copies of it with a learning rate, a kl_coef and a seed of their
 own: the config that the public ``compose`` freezes for them and its key, and the run's own status,
@@ -30,11 +32,9 @@ import yaml
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 COMMON = ["trainer=dpo", "trainer.args.max_steps=60", "trainer.args.logging_steps=1"]
-RATES, KLS = (
-    [f"{number}e-6" for number in range(1, 51)],
-    [f"0.{number:02}" for number in range(1, 21)],
-)
-SETTLED = 2.5  # seconds after which a file that was written is taken as it is
+RATES = [f"{number}e-6" for number in range(1, 51)]
+KLS = [f"0.{number:02}" for number in range(1, 21)]
+SETTLED = 2.5  # seconds after which the index trusts a written file
 ROWS = ("plan", "skip", "report", "again", "where", "listing")
 
 
@@ -58,10 +58,8 @@ def fabricate(folder: Path, source: Path, size: int) -> str:
     manifest, status = (
         json.loads((source / file).read_text()) for file in ("manifest.json", "status.json")
     )
-    scores, lines = (
-        json.loads((source / "scores.json").read_text()),
-        (source / "metrics.jsonl").read_text(),
-    )
+    scores = json.loads((source / "scores.json").read_text())
+    lines = (source / "metrics.jsonl").read_text()
     values = [word.partition("=")[2].split(",") for word in axes(size)]
     combinations = itertools.product(*values)
     for number, (rate, kl, seed) in enumerate(combinations):
@@ -91,7 +89,7 @@ def fabricate(folder: Path, source: Path, size: int) -> str:
 
 
 def edited(text: str, rate: str, kl: str, seed: str) -> str:
-    """The frozen configuration of the first run as that of another one."""
+    """The frozen configuration of the first run, edited into that of another one."""
     new = {
         "seed": seed,
         "learning_rate": yaml.safe_dump(float(rate)).split()[0],
@@ -106,7 +104,7 @@ def edited(text: str, rate: str, kl: str, seed: str) -> str:
 
 
 def measure(words: list[str], folder: Path) -> tuple[float, float, str]:
-    """CPU seconds and peak MB of one command, and the last line of what it says."""
+    """CPU seconds and peak MB of one command, and its last line."""
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
@@ -192,7 +190,8 @@ def main() -> int:
         for small, large, before, after in zip(
             chosen.sizes, chosen.sizes[1:], seconds, seconds[1:], strict=False
         ):
-            ratio, most = after / before, chosen.most ** math.log10(large / small)
+            ratio = after / before
+            most = chosen.most ** math.log10(large / small)
             print(f"{row:<8}{small:>7} -> {large:<7}{ratio:>6.1f} times")
             bad += [row] if not ratio <= most else []
     return bool(bad)

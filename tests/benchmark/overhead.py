@@ -1,4 +1,4 @@
-"""CPU seconds of the runner beside a plain TRL script and TRL's own command, for the same work on the tiny model.
+"""CPU seconds of the runner beside a plain TRL script and TRL's own command, for the same work.
 
 startup   what only composes and checks, beside a bare Hydra application run       one run of SFT
 and of DPO: ours with held-out scores of 100 rows before and after, a sealed checkpoint, curves
@@ -35,12 +35,19 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-MODEL, ROWS = ROOT / "runner" / "model" / "tiny", ROOT / "runner" / "dataset" / "toy_sort"
+MODEL = ROOT / "runner" / "model" / "tiny"
+ROWS = ROOT / "runner" / "dataset" / "toy_sort"
 PARTS = ("startup", "run", "step", "sweep")
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "hydra-core")
-RATES, COEFFICIENTS = (1e-5, 3e-5, 1e-4, 3e-4), (0.05, 0.1, 0.2, 0.5)
-STEPS, BATCH = 20, 32  # of a run
-SWEPT_STEPS, PAIRS, COUNT = 20, 8, 512  # steps, pairs of a batch and rows of a run of the sweep
+RATES = (1e-5, 3e-5, 1e-4, 3e-4)
+COEFFICIENTS = (0.05, 0.1, 0.2, 0.5)
+# The steps and the batch of a run.
+STEPS = 20
+BATCH = 32
+# The steps, pairs of a batch and rows of a run in the sweep.
+SWEPT_STEPS = 20
+PAIRS = 8
+COUNT = 512
 HYDRA = "import hydra\nhydra.main(version_base='1.3', config_path=None)(lambda cfg: None)()\n"
 SCRIPT = """
 import sys
@@ -52,9 +59,11 @@ config, trainer = getattr(trl, kind + "Config"), getattr(trl, kind + "Trainer")
 data = load_dataset("json", data_files=rows, split="train").remove_columns("digits")
 if kind == "SFT":
     data = data.rename_column("chosen", "completion").remove_columns("rejected")
-args = config(folder, max_steps=int(steps), per_device_train_batch_size=int(batch), learning_rate=1e-4, use_cpu=True,
-              bf16=False, gradient_checkpointing=False, report_to="none", save_strategy="no", disable_tqdm=True)
-made = trainer(AutoModelForCausalLM.from_pretrained(model, dtype="float32"), args=args, train_dataset=data,
+args = config(folder, max_steps=int(steps), per_device_train_batch_size=int(batch),
+              learning_rate=1e-4, use_cpu=True, bf16=False, gradient_checkpointing=False,
+              report_to="none", save_strategy="no", disable_tqdm=True)
+policy = AutoModelForCausalLM.from_pretrained(model, dtype="float32")
+made = trainer(policy, args=args, train_dataset=data,
                processing_class=AutoTokenizer.from_pretrained(model))
 made.train()
 made.save_model(folder)
@@ -78,7 +87,8 @@ def main() -> None:
     )
     chosen = parser.parse_args()
     compileall.compile_dir(ROOT / "runner", quiet=1)
-    cores, kernel = os.cpu_count(), platform.platform()
+    cores = os.cpu_count()
+    kernel = platform.platform()
     print(
         f"{datetime.date.today()}, {cores} cores, {processor()}, "
         f"{kernel}, Python {platform.python_version()}"
@@ -97,11 +107,12 @@ def main() -> None:
 
 
 class Measure:
-    """A folder in which commands are run, and what they cost there."""
+    """A folder in which commands are run, and their cost there."""
 
     def __init__(self, folder: Path, repeats: int):
-        self.folder, self.repeats = folder, repeats
-        self.states: list[str] = []  # of the trainer, in the checkpoints of what was measured last
+        self.folder = folder
+        self.repeats = repeats
+        self.states: list[str] = []  # left by the trainer in the checkpoints of the last command
         (folder / "script.py").write_text(SCRIPT)
         (folder / "app.py").write_text(HYDRA)
         for count, rows in ((2000, "rows"), (COUNT, "few")):
@@ -112,7 +123,10 @@ class Measure:
             (folder / rows / "train.jsonl").write_text("".join(lines), encoding="utf-8")
 
     def cost(self, commands: Sequence[Sequence[object]], *, fails: bool = False) -> float:
-        """CPU seconds of these commands one after the other, none of which finds what another has left."""
+        """CPU seconds of these commands one after the other.
+
+        None of them finds what an earlier one wrote.
+        """
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -138,7 +152,7 @@ class Measure:
         return seconds
 
     def medians(self, sides: dict[str, list[list[object]]], **how: bool) -> dict[str, float]:
-        """The median cost of each side, of which one after the other takes its turn."""
+        """The median cost of each side; the sides take turns."""
         costs: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(self.repeats):  # the sides take turns
             for name, commands in sides.items():
@@ -169,7 +183,7 @@ def print_row(name: str, costs: dict[str, float], digits: int = 2) -> None:
     print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
-# --- The parts --------------------------------------------------------------------------------------
+# --- The parts ------------------------------------------------------------------------------------
 
 
 def startup(measure: Measure) -> None:
@@ -205,9 +219,19 @@ def step(measure: Measure) -> None:
         print_row(f"{kind}, a further step of {size}, milliseconds", milliseconds)
 
 
+def weights_by_key(folder: Path) -> dict[str, bytes]:
+    """The saved weights of each run in a folder, by the run's key."""
+    weights = {}
+    for path in folder.glob("*/model/*.safetensors"):
+        weights[path.parts[-3][-10:]] = path.read_bytes()
+    return weights
+
+
 def measure_sweep(values: int) -> Callable[[Measure], None]:
     def sweep(measure: Measure) -> None:
-        folder, rates, coefficients = measure.folder, RATES[:values], COEFFICIENTS[:values]
+        folder = measure.folder
+        rates = RATES[:values]
+        coefficients = COEFFICIENTS[:values]
         pairs = list(itertools.product(rates, coefficients))
         rows = [
             f"dataset.path={folder / 'few' / 'train.jsonl'}",
@@ -235,14 +259,9 @@ def measure_sweep(values: int) -> Callable[[Measure], None]:
             {"ours": one_by_one, "trl": command},
             1,
         )
-        rows_of_costs = [
-            {
-                path.parts[-3][-10:]: path.read_bytes()
-                for path in (folder / "outputs" / name).glob("*/model/*.safetensors")
-            }
-            for name in ("sweep", "separate")
-        ]
-        same = sum(rows_of_costs[0][key] == rows_of_costs[1][key] for key in rows_of_costs[0])
+        weights = weights_by_key(folder / "outputs" / "sweep")
+        separate = weights_by_key(folder / "outputs" / "separate")
+        same = sum(weights[key] == separate[key] for key in weights)
         print(
             f"\nThe sweep: {as_sweep / one_by_one:.2f} of separate commands; "
             f"weights of the same bytes: {same} of {len(pairs)}."
@@ -251,13 +270,13 @@ def measure_sweep(values: int) -> Callable[[Measure], None]:
     return sweep
 
 
-# --- The commands of each side ----------------------------------------------------------------------
+# --- The commands of each side --------------------------------------------------------------------
 
 
 def sides_of(
     kind: str, steps: int, batch: int, folder: Path, *, logs: bool = False
 ) -> dict[str, list[list[object]]]:
-    """The command of each side; of ours with no evaluation where only the steps count, which ``logs`` says."""
+    """The command of each side; ours evaluates nothing if ``logs`` says that only steps count."""
     command = [*ours(kind, steps, batch), "learning_rate=1e-4", "output_root=made"]
     command += ["metric=none", "dataset.split.eval=null"] if logs else ["dataset.limit.eval=100"]
     script = [
@@ -310,7 +329,7 @@ def theirs(
     return [
         Path(sys.executable).parent / "trl",
         kind,
-        *(word for key in flags for word in (f"--{key}", flags[key])),
+        *itertools.chain(*((f"--{key}", value) for key, value in flags.items())),
     ]
 
 

@@ -1,4 +1,4 @@
-"""CPU seconds of ours beside a plain TRL script, TRL's command, LLaMA-Factory and ms-swift, for the same work.
+"""CPU seconds of ours beside a plain TRL script, TRL's command, LLaMA-Factory and ms-swift.
 
 Each is called by its public command: ours once with all that it does by default beside the steps
 (held-out scores of 100 rows before and after, curves, a manifest with the hashes of what it wrote),
@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import compileall
 import datetime
+import itertools
 import json
 import math
 import os
@@ -40,10 +41,13 @@ from pathlib import Path
 from overhead import MODEL, PACKAGES, ROOT, Measure, ours, processor, theirs
 from ppo_sides import installed, python_with
 
-LLAMA_FACTORY, SWIFT = "0.9.5", "4.6.0"
+LLAMA_FACTORY = "0.9.5"
+SWIFT = "4.6.0"
 KINDS = ("sft", "dpo")
-RATE, BETA, LENGTH = 1e-4, 0.1, 1024
-# What all of them are given, under the names that they have from transformers' arguments.
+RATE = 1e-4
+BETA = 0.1
+LENGTH = 1024
+# Settings of all sides, under the names of transformers' arguments.
 SHARED = {
     "learning_rate": RATE,
     "lr_scheduler_type": "linear",
@@ -55,7 +59,7 @@ SHARED |= {"logging_steps": 10, "bf16": False, "fp16": False, "use_cpu": True, "
 
 @dataclass
 class Side:
-    """One of the tools, and how its command is made of a kind and its sizes."""
+    """One of the tools, with a function that makes its command for a kind and its sizes."""
 
     name: str
     command: Callable[[str, int, int], list[object]]
@@ -97,9 +101,10 @@ def main() -> None:
 def compare(
     measure: Measure, sides: list[Side], kind: str, chosen: argparse.Namespace
 ) -> list[str]:
-    """The cells of each side, which is measured in turn with the others; of one that fails its last words."""
+    """The cells of each side, measured in turns; for one that fails, its last words."""
     costs: list[list[float]] = [[] for _ in sides]
-    whys, losses = [side.why for side in sides], [""] * len(sides)
+    whys = [side.why for side in sides]
+    losses = [""] * len(sides)
     for number, side in [*enumerate(sides)] * chosen.repeats:
         if not whys[number]:
             try:
@@ -117,7 +122,7 @@ def compare(
 
 
 def mean_loss(states: list[str]) -> str:
-    """The mean of the losses that were logged, as the last checkpoint has them."""
+    """The mean of the logged losses in the last checkpoint."""
     if not states:
         return ""
     last = max(map(json.loads, states), key=lambda state: state["global_step"])
@@ -129,7 +134,9 @@ def write_rows(folder: Path) -> None:
     lines = (folder / "rows" / "train.jsonl").read_text(encoding="utf-8").splitlines()
     forms: dict[str, list[dict]] = {}
     for row in map(json.loads, lines):
-        prompt, chosen, rejected = row["prompt"], row["chosen"], row["rejected"]
+        prompt = row["prompt"]
+        chosen = row["chosen"]
+        rejected = row["rejected"]
         texts = {key: row[key][0]["content"] for key in ("prompt", "chosen", "rejected")}
         turns = [
             {"role": "user", "content": texts["prompt"]},
@@ -254,7 +261,7 @@ def swift(folder: Path) -> Side:
         return [
             python.with_name("swift"),
             *words,
-            *(word for key in settings for word in (f"--{key}", settings[key])),
+            *itertools.chain(*((f"--{key}", value) for key, value in settings.items())),
         ]
 
     side = Side(f"ms-swift {SWIFT}", command)

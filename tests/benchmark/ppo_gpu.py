@@ -1,4 +1,5 @@
-"""PPO in bf16 on one CUDA card, with the architecture of pythia-1b, ours beside TRL 1.12.0's PPOTrainer.
+"""PPO in bf16 on one CUDA card with the architecture of pythia-1b, ours beside TRL 1.12.0's
+PPOTrainer.
 
 GPT-NeoX with 16 layers of width 2048 and 50304 words; the weights are random, but the logits of an
 eighth of the words rise and fall together, as those of related words do in a trained model, and the
@@ -43,7 +44,8 @@ from ppo_sides import (
     write_models,
 )
 
-WORDS, LAST = 50304, 3
+WORDS = 50304
+LAST = 3
 PHASES = ("rollout", "score", "update")  # seconds of each in one update of ours
 
 PYTHIA_1B = Models(
@@ -132,7 +134,8 @@ def compare(models: Models, options: argparse.Namespace, sides: list[str]) -> li
 
 
 def to_row(setup: str, side: str, batch: int, result: Result) -> str:
-    ends, scores = result.update_ends, [entry["objective/scores"] for entry in result.log]
+    ends = result.update_ends
+    scores = [entry["objective/scores"] for entry in result.log]
     rate = batch * (len(ends) - 1) / (ends[-1] - ends[0])
     cells = [setup, side, f"{rate:.1f}", f"{result.peak_bytes / 1e9:.1f}"]
     cells += [f"{scores[0]:.3f}", f"{mean(scores[-LAST:]):.3f}"]

@@ -1,4 +1,5 @@
-"""The learning curve of our PPO beside that of TRL 1.12.0's PPOTrainer, on one toy, over several seeds.
+"""The learning curve of our PPO beside that of TRL 1.12.0's PPOTrainer, on one toy with several
+seeds.
 
 The policy is a small GPT-NeoX that was first taught a made-up language (a Markov chain over words);
 the reward is the share of target words among the 16 words that it writes. Both sides start from the
@@ -48,7 +49,10 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-RESPONSE, BATCH, TARGETS, LAST = 16, 32, 16, 5
+RESPONSE = 16
+BATCH = 32
+TARGETS = 16
+LAST = 5
 MODELS = Models(vocabulary=128, hidden=64, layers=2, heads=4, prompt_lengths=(4, 12), prompts=1024)
 NEIGHBOURS = 12  # words that may follow a word of the made-up language
 
@@ -114,7 +118,9 @@ def learn(setup: Setup, folder: Path, seeds: int, updates: int) -> dict[str, lis
 
 
 def write_toy(folder: Path) -> None:
-    """Fill the folder with a policy that speaks the made-up language, a critic on the same trunk, and prompts in it."""
+    """Fill the folder with a policy that speaks the made-up language, a critic on the same trunk,
+    and prompts.
+    """
     import torch
     from transformers import GPTNeoXForCausalLM, GPTNeoXForSequenceClassification
 
@@ -123,10 +129,8 @@ def write_toy(folder: Path) -> None:
     draw = random.Random(0)
     words = range(FIRST_WORD, MODELS.vocabulary)
     followers = {word: draw.sample(words, NEIGHBOURS) for word in words}
-    policy, critic = (
-        GPTNeoXForCausalLM(neox_config(MODELS)),
-        GPTNeoXForSequenceClassification(neox_config(MODELS)),
-    )
+    policy = GPTNeoXForCausalLM(neox_config(MODELS))
+    critic = GPTNeoXForSequenceClassification(neox_config(MODELS))
     teach(policy, lambda: torch.tensor([speak(followers, 28, draw) for _ in range(BATCH)]))
     critic.base_model.load_state_dict(policy.base_model.state_dict())
     for name, model in {"policy": policy, "critic": critic}.items():
@@ -136,7 +140,9 @@ def write_toy(folder: Path) -> None:
 
 
 def speak(followers: dict[int, list[int]], length: int, draw: random.Random) -> list[int]:
-    """A text of the made-up language, in which a word's first followers are the more frequent ones."""
+    """A text of the made-up language, in which the first followers of a word are the more frequent
+    ones.
+    """
     text = [draw.choice(list(followers))]
     while len(text) < length:
         text += draw.choices(followers[text[-1]], weights=range(NEIGHBOURS, 0, -1))
@@ -210,7 +216,10 @@ def spread(values: Sequence[float]) -> float:
 
 
 def draw(curves: dict[str, dict[str, list[Result]]], path: Path) -> None:
-    """A panel per setup: the mean score of each update over the seeds, and a band of one standard deviation."""
+    """Draw a panel per setup.
+
+    The mean score of each update over the seeds, with a band of one standard deviation.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -233,9 +242,11 @@ def draw(curves: dict[str, dict[str, list[Result]]], path: Path) -> None:
 def draw_curve(panel: Any, label: str, results: list[Result]) -> None:
     updates = list(zip(*map(scores_of, results), strict=True))
     episodes = [BATCH * (update + 1) for update in range(len(updates))]
-    middle, half = list(map(mean, updates)), list(map(spread, updates))
+    middle = list(map(mean, updates))
+    half = list(map(spread, updates))
     (line,) = panel.plot(episodes, middle, label=label)
-    low, high = ([m + sign * h for m, h in zip(middle, half, strict=True)] for sign in (-1, 1))
+    low = [m - h for m, h in zip(middle, half, strict=True)]
+    high = [m + h for m, h in zip(middle, half, strict=True)]
     panel.fill_between(episodes, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
 
 

@@ -40,16 +40,21 @@ CACHE = Path.home() / ".cache" / "runner-benchmark"
 TRL = "1.12.0"
 BESIDE_TRL = ("torch", "transformers", "peft", "accelerate", "datasets", "bitsandbytes")
 
-PAD, STOP, FIRST_WORD = 0, 1, 2
-STEADY = 10.0  # how far the steady direction of a final norm stands above what the text puts there
+PAD = 0
+STOP = 1
+FIRST_WORD = 2
+STEADY = 10.0  # the size of the constant direction of a final norm, relative to that of a text
 
 
 @dataclass(frozen=True)
 class Training:
-    """All that the process of one training is told; the same for both sides but for ``side`` and ``critic``."""
+    """Everything that the process of one training needs to know.
+
+    The sides differ in ``side`` and ``critic`` alone.
+    """
 
     side: str  # "ours" or "trl"
-    models: str  # a folder that write_models, or a script's own writer, has filled
+    models: str  # a folder filled by write_models or by a script
     updates: int
     batch: int  # rollout rows per update
     response_length: int
@@ -70,10 +75,10 @@ class Training:
 
 @dataclass(frozen=True)
 class Result:
-    """What one training took, and what it logged."""
+    """The cost of one training and the lines that it logged."""
 
     cpu_seconds: float
-    # above what was there before the models were loaded, without the code of libraries
+    # above the memory before the models were loaded, without the code of libraries
     peak_bytes: int
     update_ends: list[float]  # wall clock, seconds
     log: list[dict[str, float]]  # one entry per update
@@ -92,7 +97,8 @@ def trl_python() -> Path:
 
 
 def python_with(name: str, wanted: Sequence[str], without: Sequence[str] = ()) -> Path:
-    """The interpreter of an environment with these packages, made at first use and kept under ``~/.cache``.
+    """The interpreter of an environment with these packages, made at first use and kept under
+    ``~/.cache``.
 
     Those ``without`` which it is to be are taken out again. Raises CalledProcessError where it
     cannot be installed.
@@ -100,7 +106,8 @@ def python_with(name: str, wanted: Sequence[str], without: Sequence[str] = ()) -
     home = (
         CACHE / f"{name}-{hashlib.sha256(' '.join([*wanted, *without]).encode()).hexdigest()[:8]}"
     )
-    python, complete = home / "bin" / "python", home / "complete"
+    python = home / "bin" / "python"
+    complete = home / "complete"
     if not complete.exists():
         print(f"making {home} with {', '.join(wanted)}", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
@@ -142,12 +149,15 @@ class Models:
 
 
 def write_models(folder: Path, models: Models) -> None:
-    """Fill the folder with policy, critic, reward model, tokenizer and prompts; every weight is random and seeded."""
+    """Fill the folder with policy, critic, reward model, tokenizer and prompts.
+
+    All weights are random and seeded.
+    """
     import torch
     from transformers import GPTNeoXForCausalLM, GPTNeoXForSequenceClassification
 
     torch.manual_seed(0)
-    if torch.cuda.is_available():  # where a billion numbers are drawn at once
+    if torch.cuda.is_available():  # draws a billion numbers at once
         torch.set_default_device("cuda")
     policy = GPTNeoXForCausalLM(neox_config(models))
     lean_to_stop(policy, models.mean_response)
@@ -176,7 +186,8 @@ def neox_config(models: Models) -> Any:
 
 
 def lean_to_stop(policy: PreTrainedModel, mean_response: int | None) -> None:
-    """Make the stop token about as likely at every place, so that lengths are geometric with this mean; or impossible.
+    """Make the stop token about equally likely everywhere, so that lengths are geometric with this
+    mean, or never.
 
     A direction of the final norm that no text moves much is read by the stop token's row alone.
     """
@@ -191,7 +202,9 @@ def lean_to_stop(policy: PreTrainedModel, mean_response: int | None) -> None:
 
 
 def lean_together(policy: PreTrainedModel, words: int, strength: float) -> None:
-    """Let the logits of these first words rise and fall together, as those of related words do in a trained model."""
+    """Let the logits of the first words rise and fall together, as those of related words do in a
+    trained model.
+    """
     import torch
 
     head = policy.get_output_embeddings().weight
@@ -201,7 +214,7 @@ def lean_together(policy: PreTrainedModel, words: int, strength: float) -> None:
 
 
 def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """One token per word, ``t2 t3 ...``, so that ids and text say the same."""
+    """One token per word, ``t2 t3 ...``, so that ids and text correspond."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -242,7 +255,9 @@ def write_prompts(folder: Path, prompts: list[list[int]]) -> None:
 
 
 def write_apart(writer: Callable[..., None], folder: Path, *args: Any) -> None:
-    """Fill a folder in a process of its own: a process starts with its parent's peak memory as its own."""
+    """Fill a folder in a process of its own, because a process starts with the peak memory of its
+    parent.
+    """
     folder.mkdir(parents=True)
     process = multiprocessing.get_context("spawn").Process(target=writer, args=(folder, *args))
     process.start()
@@ -252,7 +267,10 @@ def write_apart(writer: Callable[..., None], folder: Path, *args: Any) -> None:
 
 
 def run_apart(training: Training, baton: socket.socket | None = None) -> Result:
-    """Train in a process of its own, in the environment of its side; with a baton, in turn with the other's holder."""
+    """Train in a process of its own, in the environment of its side.
+
+    With a baton, in turns with the other side.
+    """
     python = trl_python() if training.side == "trl" else sys.executable
     threads = {"OMP_NUM_THREADS": "1"} if training.device == "cpu" else {}
     settings = os.environ | threads | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -275,14 +293,14 @@ def run_apart(training: Training, baton: socket.socket | None = None) -> Result:
                 command, cwd=folder, env=settings, stdout=output, stderr=output, pass_fds=held
             )
         if baton is not None:
-            baton.close()  # only the process holds it now: its end shows on the other side
+            baton.close()  # only the child holds it now, so that its end shows on the other side
         if code := process.wait():
             sys.exit(f"{training}\nended with {code}:\n{log.read_text()[-4000:]}")
         return Result(**json.loads(result.read_text()))
 
 
 def run_both(training: Training, repeats: int) -> dict[str, list[Result]]:
-    """Train on both sides at once, one update of ours, one of TRL's, ...; each repeat draws with another seed.
+    """Train on both sides at once, in turns, update by update; each repeat has another seed.
 
     A machine that is slow for a minute is slow for both.
     """
@@ -302,7 +320,7 @@ def run_both(training: Training, repeats: int) -> dict[str, list[Result]]:
 
 
 def measure(training: Training, baton: socket.socket | None = None) -> Result:
-    """Build the trainer, train, and say what it took."""
+    """Build the trainer, train, and return the cost."""
     import torch
     from transformers import set_seed
 
@@ -310,7 +328,9 @@ def measure(training: Training, baton: socket.socket | None = None) -> Result:
         torch.set_num_threads(1)
     set_seed(training.seed)  # TRL's trainer seeds only a part of what it draws from
     build = {"ours": prepare_ours, "trl": prepare_trl}[training.side](training)
-    ends, before, code = build_clock(baton), resident_bytes(), code_bytes()
+    ends = build_clock(baton)
+    before = resident_bytes()
+    code = code_bytes()
     trainer = build(callbacks=[ends])
     if baton is not None and training.side == "trl":  # ours begins
         baton.recv(1)
@@ -340,7 +360,7 @@ def resident_bytes() -> int:
 
 
 def code_bytes() -> int:
-    """Resident pages of files, which are the code of libraries; 0 where the system does not tell."""
+    """Resident file pages, which hold the code of libraries; 0 if the system does not tell."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssFile"))
@@ -504,7 +524,9 @@ def build_share(targets: int) -> Callable[..., list[float]]:
 
 
 def build_share_module(targets: int, response_length: int) -> torch.nn.Module:
-    """The same reward as TRL wants it: a "transformer" under ``base_model_prefix``, and ``score`` of its last states.
+    """The same reward in TRL's form.
+
+    A "transformer" under ``base_model_prefix``, and ``score`` of its last states.
 
     The states are the ids themselves; the score of a place is the share of targets among the
     ``response_length`` tokens that end there, and TRL reads it at the last one.

@@ -8,11 +8,14 @@ process held before it loaded the models, without the pages of library code that
 meanwhile (37 MB on either side). TRL runs in an environment of its own, made at first use
 (``ppo_sides.trl_python``).
 
-run: python tests/benchmark/ppo_speed.py                  every shape, full fine-tuning, a critic
-model
-     python tests/benchmark/ppo_speed.py --peft           LoRA of rank 8; our critic is an adapter, TRL's a model
-     python tests/benchmark/ppo_speed.py --critic head    our critic is a head on the policy, TRL's a model
+run: python tests/benchmark/ppo_speed.py
+     python tests/benchmark/ppo_speed.py --peft
+     python tests/benchmark/ppo_speed.py --critic head
      python tests/benchmark/ppo_speed.py --shape stops worst --repeats 3
+
+By default it runs every shape with full fine-tuning and a critic model on both sides. With
+``--peft`` both use LoRA of rank 8 and our critic is an adapter, with ``--critic head`` a head on
+the policy; TRL's critic is always a model.
 
 Prints one markdown table: medians, the speed ratio of each repeat, and the shares of our time that
 sampling, scoring and updating take. The tldr shapes take minutes each.
@@ -37,7 +40,7 @@ PHASES = ("time/rollout", "time/score", "time/update")
 
 @dataclass(frozen=True)
 class Shape:
-    """What a run looks like; responses that stop end after a quarter of the limit on average."""
+    """The shape of a run; responses that stop do so after a quarter of the limit on average."""
 
     prompts: tuple[int, int]
     response: int
@@ -68,7 +71,7 @@ SHAPES = {
         (200, 512), 53, stops=True, vocabulary=32000, hidden=256, batch=16, micro_batch=4, updates=2
     ),
     "no_stops": Shape((8, 64), 64, stops=False),
-    "worst": Shape((64, 64), 64, stops=False),  # nothing is padded, so nothing is wasted
+    "worst": Shape((64, 64), 64, stops=False),  # no padding, so no waste
 }
 
 
@@ -157,7 +160,7 @@ def header() -> list[str]:
 
 
 def to_row(name: str, updates: int, results: dict[str, list[Result]]) -> str:
-    """One line of the table: how many times faster, each repeat's ratio, and what part of the memory."""
+    """One line of the table: the speed-up, the ratio of each repeat, the share of the memory."""
     ours = [result.cpu_seconds / updates for result in results["ours"]]
     trl = [result.cpu_seconds / updates for result in results["trl"]]
     our_peak = median(result.peak_bytes for result in results["ours"])

@@ -1,4 +1,4 @@
-"""Every measurement that needs no card, one after the other: one page of tables with date, versions and machine.
+"""Every measurement that needs no card, on one page of tables with date, versions and machine.
 
 run: python tests/benchmark/suite.py                             all of it: hours on two cores
      python tests/benchmark/suite.py --only overhead growth > page.md

@@ -1,4 +1,6 @@
-"""What a sweep survives, at full size: 50 jobs of which 19 misbehave, and a driver that is killed 20 times.
+"""A sweep survives at full size.
+
+50 jobs of which 19 misbehave, and a driver that is killed 20 times.
 
 run: python tests/benchmark/sweep_chaos.py                 both, about five minutes on two idle
 cores
@@ -73,7 +75,7 @@ def main() -> None:
 
 
 def sweep(*words: str) -> tuple[str, int, float]:
-    """What the command prints, its exit code and its seconds."""
+    """The output of the command, its exit code and its seconds."""
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "runner", "-m", *words], capture_output=True, text=True
@@ -121,7 +123,8 @@ def kill_drivers(kills: int, chance: random.Random) -> None:
     )
     words = ("seed=range(0,8)", "dataset.limit.train=64", *steps, *QUICK)
     _, _, calm_seconds = sweep(*words, "name=calm")
-    running, killed = 0, 0
+    running = 0
+    killed = 0
     longest = 0.0
     for _ in range(kills):
         process = subprocess.Popen(
@@ -144,7 +147,8 @@ def kill_drivers(kills: int, chance: random.Random) -> None:
         f"{running}; longest goodbye {longest:.1f} s"
     )
     print(f"then: {text.splitlines()[-1]}, exit code {code}")
-    calm, disturbed = run_files("calm"), run_files("killed")
+    calm = run_files("calm")
+    disturbed = run_files("killed")
     print(
         "same weights and each step once: "
         f"{sum(disturbed[key] == calm[key] for key in calm)} of {len(calm)}"

@@ -1,4 +1,4 @@
-"""Bad input ends at the door: one line of cause and one of fix, nothing half-made; what is odd but good passes.
+"""Bad input ends at the door with one line of cause and one of fix; odd but good input passes.
 
     python tests/fault/bad_input.py                 every case
     python tests/fault/bad_input.py number null     those whose kind or name holds one of the words
@@ -43,7 +43,10 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALL
 
 @dataclass
 class Outcome:
-    """What a command came to: its exit code, its words, CPU seconds, and what it left in its folder."""
+    """The outcome of a command.
+
+    Its exit code, its output, CPU seconds, and the files left in its folder.
+    """
 
     code: int
     text: str
@@ -53,7 +56,9 @@ class Outcome:
 
 
 def run(case: Case, folder: Path, warm: Warm | None = None) -> Outcome:
-    """Run the command of a case in a new folder below ``folder``, from the warm process where one is given."""
+    """Run the command of a case in a new folder below ``folder``, from the warm process if one is
+    given.
+    """
     work = folder / f"{case.kind}-{case.name}".replace(" ", "-")
     work.mkdir(parents=True)
     case.prepare(work)
@@ -131,7 +136,7 @@ def be_command(
 
 
 def wait(child: int) -> tuple[int, int, resource.struct_rusage]:
-    """The end of a child, which is made to end where it takes too long."""
+    """Wait for the end of a child, and end it if it takes too long."""
 
     def give_up(number: int, frame: object) -> None:
         os.killpg(child, signal.SIGKILL)
@@ -146,7 +151,10 @@ def wait(child: int) -> tuple[int, int, resource.struct_rusage]:
 
 
 def run_cold(case: Case, words: list[str], work: Path, environment: dict[str, str]) -> Outcome:
-    """The command as a shell starts it; ``shell`` of the case says how, with the words as its arguments."""
+    """Run the command as a shell starts it.
+
+    ``shell`` of the case says how, with the words as its arguments.
+    """
     command = ["bash", "-c", case.cold, sys.executable, *words]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     variables = environment | {"PYTHONPATH": str(TESTS.parent)}
@@ -161,7 +169,7 @@ def run_cold(case: Case, words: list[str], work: Path, environment: dict[str, st
 
 
 def misses(case: Case, outcome: Outcome) -> list[str]:
-    """What is not as the case promises; empty where all is."""
+    """The ways in which an outcome is not as its case promises."""
     misses = [] if outcome.code == case.code else [f"exit {outcome.code}, not {case.code}"]
     if case.code == 0:
         return misses
@@ -178,11 +186,14 @@ def misses(case: Case, outcome: Outcome) -> list[str]:
 
 
 def missing_beats(text: str) -> list[str]:
-    """The beats that a message lacks, which tells below a line that says where what was found, expected, and to type.
+    """The beats that a message lacks.
+
+    Below the line that says where, it tells what was found, expected, and to type.
 
     Of several faults each has the first and one of the others; several rows share what to type.
     """
-    faults, beats = [], None
+    faults = []
+    beats = None
     for line in text.splitlines():
         if line[:2] == "  " and line[2:3] not in ("", " "):
             faults.append(beats := set())
@@ -200,7 +211,7 @@ def missing_beats(text: str) -> list[str]:
 
 
 def torn_papers(left: list[str]) -> str:
-    """What is wrong with the run folder of a command that failed behind the door; empty where nothing is."""
+    """The faults of the run folder of a command that failed behind the door."""
     run_files = [path for path in left if path.endswith("status.json")]
     if any(json.loads(Path(path).read_text())["state"] != "failed" for path in run_files):
         return "a run that is not called failed"
@@ -213,7 +224,7 @@ def torn_papers(left: list[str]) -> str:
 
 
 def verdict_of(case: Case, folder: Path, warm: Warm) -> tuple[list[str], Outcome]:
-    """Try one case; what it misses, and what came out."""
+    """Try one case; return its misses and its outcome."""
     if case.code == 0:
         checked = run(case.plain(), folder)
         missed = [*misses(case, checked), *(["torch was imported"] if checked.torch else [])]
@@ -227,15 +238,17 @@ def verdict_of(case: Case, folder: Path, warm: Warm) -> tuple[list[str], Outcome
 
 def chosen(words: list[str]) -> list[Case]:
     cases = [*BAD, *GOOD]
-    return [
-        case
-        for case in cases
-        if not words or any(word in f"{case.kind} {case.name}" for word in words)
-    ]
+    return [case for case in cases if is_wanted(case, words)]
+
+
+def is_wanted(case: Case, words: list[str]) -> bool:
+    """True if the kind or name of a case holds one of the words, or there are none."""
+    text = f"{case.kind} {case.name}"
+    return not words or any(word in text for word in words)
 
 
 def main_script(words: list[str]) -> int:
-    """Print the table, or that of the control; 1 where a case misses."""
+    """Print the table, or that of the control; 1 if a case misses."""
     folder = Path(tempfile.mkdtemp(prefix="bad-input-"))
     (folder / "warm").mkdir()
     warm = Warm(folder / "warm")
@@ -255,8 +268,9 @@ def main_script(words: list[str]) -> int:
 
 
 def print_table(cases: list[Case], folder: Path, warm: Warm) -> int:
-    """A line for each case, and one for all; how many have missed."""
-    missed, slowest = 0, 0.0
+    """Print a line for each case, and one for all; return the number that have missed."""
+    missed = 0
+    slowest = 0.0
     for case in cases:
         if case.skip:
             print(f"skip {case.kind:<9} {case.name:<44} {case.skip}", flush=True)

@@ -1,4 +1,7 @@
-"""The cases of ``bad_input``, as data: what is typed, which files are there, and what must be said."""
+"""The cases of ``bad_input`` as data.
+
+The words typed, the files there, and the words of the answer.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ Content = bytes | str | list | dict | Callable[[Path], None]
 
 @dataclass(frozen=True)
 class Case:
-    """One command line with the files around it, its exit code, and words of the cause and of the fix.
+    """One command line with the files around it, its exit code, and words of the cause and of the
+    fix.
 
     ``late`` is what can only be found behind the door, where torch and a failed run folder are in
     order; ``why`` says why a value can never be meant. Of good input, ``looks`` is only to be
@@ -65,7 +69,9 @@ class Case:
 
 
 def write(path: Path, content: Content) -> None:
-    """Make a file from bytes, text, JSON lines (a list) or JSON (a mapping), or have a function make it."""
+    """Write a file from bytes, text, JSON lines (a list) or JSON (a mapping), or let a function
+    write it.
+    """
     if callable(content):
         content(path)
     elif isinstance(content, bytes):
@@ -122,7 +128,8 @@ ROWS_PARQUET = "dataset=local dataset.path=rows.parquet"
 CSV = "dataset=local dataset.path=rows.csv"
 PAIRS = "trainer=dpo dataset=local dataset.path=rows.jsonl"
 MODEL = "model=hub model.path=m"
-GENERATION, TOKENS = "generation_config.json", "tokenizer_config.json"
+GENERATION = "generation_config.json"
+TOKENS = "tokenizer_config.json"
 # A training that takes a second.
 STEP = (
     "trainer.args.max_steps=1",
@@ -153,7 +160,9 @@ def sweep(text: str) -> dict[str, Content]:
 
 
 def doubling(count: int, again: str = ", /g/a{}@b") -> dict[str, Content]:
-    """Options of a group of the user's own, each of which asks for the one after it, and does so ``again``."""
+    """Options of a group of the user's own, each of which requests the next one, and does so
+    ``again``.
+    """
     files = {}
     for number in range(count):
         later = f"/g/a{number + 1}@a{again.format(number + 1)}"
@@ -170,7 +179,8 @@ def fan(count: int, keys: int) -> tuple[str, dict[str, Content]]:
     return f"[{', '.join(f'/g/f{file}@_global_' for file in range(count))}]", texts
 
 
-MANY, WIDE = fan(500, 1), fan(30, 900)
+MANY = fan(500, 1)
+WIDE = fan(30, 900)
 CHAIN = {name: f"{text}many: [{'0, ' * 300}]\n" for name, text in doubling(50, "").items()}
 
 
@@ -354,14 +364,15 @@ def locked(content: Content, mode: int = 0) -> Callable[[Path], None]:
 
 
 def powerless() -> None:
-    """Give up the rights of root over other people's files, for this process and its children."""
-    header, data = struct.pack("<Ii", 0x20080522, 0), struct.pack("<6I", 0, 0, 0, 0, 0, 0)
+    """Give up root's rights over other people's files, for this process and its children."""
+    header = struct.pack("<Ii", 0x20080522, 0)
+    data = struct.pack("<6I", 0, 0, 0, 0, 0, 0)
     if os.geteuid() == 0 and ctypes.CDLL(None, use_errno=True).capset(header, data) != 0:
         raise OSError(ctypes.get_errno(), "capset")
 
 
 def package(name: str, version: str) -> dict[str, Content]:
-    """An installed package that shadows the real one in the eyes of importlib.metadata."""
+    """An installed package that hides the real one from importlib.metadata."""
     return {
         f"{name}-{version}.dist-info/METADATA": (
             f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
@@ -373,7 +384,7 @@ LINUX = "" if sys.platform == "linux" else "needs Linux"
 
 
 def lacking(name: str) -> Callable[[], None]:
-    """As if a library were not installed."""
+    """Pretend that a library is not installed."""
     return lambda: sys.modules.update({name: None})
 
 
@@ -664,7 +675,7 @@ SYNTAX = [
     ),
 ]
 
-# --- Numbers ---------------------------------------------------------------------------------------
+# --- Numbers --------------------------------------------------------------------------------------
 
 A = "trainer.args."
 NUMBER = [
@@ -856,7 +867,7 @@ NUMBER = [
     ),
 ]
 
-# --- Names and combinations ------------------------------------------------------------------------
+# --- Names and combinations -----------------------------------------------------------------------
 
 COMBINATION = [
     bad(
@@ -1020,7 +1031,7 @@ COMBINATION = [
     bad("merge of no adapter", "model.merge=true", "not an adapter", "model.merge=false"),
 ]
 
-# --- Datasets ---------------------------------------------------------------------------------------
+# --- Datasets -------------------------------------------------------------------------------------
 
 DATASET = [
     bad(
@@ -1632,7 +1643,7 @@ DATASET = [
     ),
 ]
 
-# --- Models, tokenizers, templates ------------------------------------------------------------------
+# --- Models, tokenizers, templates ----------------------------------------------------------------
 
 MODELS = [
     bad("folder that is missing", "model=hub model.path=./nowhere", "no folder", "model.path="),
@@ -2222,7 +2233,7 @@ MODELS = [
     ),
 ]
 
-# --- Rewards ------------------------------------------------------------------------------------------
+# --- Rewards --------------------------------------------------------------------------------------
 
 DELETES = """
 import shutil
@@ -2441,7 +2452,7 @@ REWARD = [
     ),
 ]
 
-# --- Places ------------------------------------------------------------------------------------------
+# --- Places ---------------------------------------------------------------------------------------
 
 DEEP = "/".join(["d" * 200] * 25)
 PLACE = [
@@ -2569,7 +2580,7 @@ PLACE = [
     ),
 ]
 
-# --- Environment ---------------------------------------------------------------------------------------
+# --- Environment ----------------------------------------------------------------------------------
 
 ENVIRONMENT = [
     bad(
@@ -2821,7 +2832,7 @@ ENVIRONMENT = [
     ),
 ]
 
-# --- Odd, and good -----------------------------------------------------------------------------------------
+# --- Odd, and good --------------------------------------------------------------------------------
 
 CHATS = [{"messages": [{"role": "system", "content": "Be brief."}, *CHAT["messages"]]}] * 4
 CALL = {
@@ -3178,9 +3189,12 @@ def shards(path: Path) -> None:
     (size,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + size])
     header.pop("__metadata__", None)
-    names, places = list(header), {}
+    names = list(header)
+    places = {}
     for number, part in enumerate((names[::2], names[1::2]), 1):
-        file, data, entries = f"model-0000{number}-of-00002.safetensors", b"", {}
+        file = f"model-0000{number}-of-00002.safetensors"
+        data = b""
+        entries = {}
         for name in part:
             start, end = header[name]["data_offsets"]
             piece = content[8 + size + start : 8 + size + end]

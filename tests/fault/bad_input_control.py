@@ -1,4 +1,6 @@
-"""The control of ``bad_input``: TRL's own trainers on some of its cases, which end with 0 and have done harm.
+"""The control of ``bad_input``.
+
+On some of its cases TRL's own trainers end with 0 and have done harm.
 
 Each is one training of a few steps on the shipped model in a process that has imported everything;
 what it did is measured from what it logged and from its weights.
@@ -38,7 +40,7 @@ CRASHED = -11  # a segmentation fault
 
 @dataclass(frozen=True)
 class Control:
-    """A training as TRL's documentation has it, and what shows the harm in what came of it."""
+    """A training as TRL's documentation has it, and what proves the harm in its result."""
 
     name: str
     harm: str
@@ -58,7 +60,7 @@ def margins_fall(facts: Mapping[str, Any]) -> bool:
 
 
 def is_coin(facts: Mapping[str, Any]) -> bool:
-    """Whether every loss is that of a coin: the logarithm of 2."""
+    """True if every loss is that of a coin: the logarithm of 2."""
     return all(abs(loss - 0.6931) < 1e-3 for loss in facts["loss"])
 
 
@@ -119,7 +121,7 @@ CONTROLS = [
 
 
 def run_controls(warm: Warm, folder: Path) -> int:
-    """Print a line for each; how many did not do the harm that they are here for."""
+    """Print a line for each; return the number that did no harm."""
     lost = 0
     for control in CONTROLS:
         work = folder / control.name.replace(" ", "-")
@@ -157,7 +159,7 @@ def run_controls(warm: Warm, folder: Path) -> int:
 
 
 def main(words: list[str]) -> int:
-    """Train as the first word says, SFT or DPO, with the fields of its config that follow as ``<name>=<JSON>``."""
+    """Train by SFT or DPO, as the first word says; config fields are given as ``<name>=<JSON>``."""
     import torch
     import trl
     from datasets import load_dataset
@@ -165,10 +167,13 @@ def main(words: list[str]) -> int:
 
     kind, *rest = words
     rows = load_dataset("json", data_files="rows.jsonl", split="train")
-    losses = {name: json.loads(text) for name, _, text in (word.partition("=") for word in rest)}
+    fields = dict(FIELDS)
+    for word in rest:
+        name, _, text = word.partition("=")
+        fields[name] = json.loads(text)
     policy = AutoModelForCausalLM.from_pretrained("m", dtype=torch.float32)
     before = {name: value.clone() for name, value in policy.state_dict().items()}
-    args = getattr(trl, f"{kind}Config")(**FIELDS | losses)
+    args = getattr(trl, f"{kind}Config")(**fields)
     trainer = getattr(trl, f"{kind}Trainer")(policy, args=args, train_dataset=rows)
     trainer.train()
     trainer.save_model("out/model")

@@ -50,7 +50,8 @@ class Browser:
     """A page in a headless browser."""
 
     def __init__(self, folder: Path):
-        (theirs_in, self.out), (self.inn, theirs_out) = os.pipe(), os.pipe()
+        (theirs_in, self.out) = os.pipe()
+        (self.inn, theirs_out) = os.pipe()
         command = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
         words = [
             "bash",
@@ -67,7 +68,10 @@ class Browser:
         )
         os.close(theirs_in)
         os.close(theirs_out)
-        self.rest, self.number, self.session, self.errors = b"", 0, None, []
+        self.rest = b""
+        self.number = 0
+        self.session = None
+        self.errors = []
         targets = self.call("Target.getTargets")["targetInfos"]
         target = next(target["targetId"] for target in targets if target["type"] == "page")
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
@@ -99,7 +103,7 @@ class Browser:
         return json.loads(message)
 
     def value(self, script: str):
-        """What an expression is, in the page."""
+        """The value of an expression in the page."""
         answer = self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
@@ -159,7 +163,7 @@ class Browser:
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def overflow(self) -> int:
-        """By how many pixels the page is wider than its window."""
+        """The number of pixels by which the page is wider than its window."""
         return self.value(
             "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         )
@@ -175,19 +179,19 @@ class Browser:
 def browser() -> Iterator[Browser]:
     """A browser with a profile of its own."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        browser_found = Browser(Path(folder))
+        started = Browser(Path(folder))
         try:
-            yield browser_found
+            yield started
         finally:
-            browser_found.close()
+            started.close()
 
 
 @contextlib.contextmanager
 def served(root: Path, names: Sequence[str] = ()) -> Iterator[Server]:
-    """A server of some names under a folder, or of each that is named by nobody."""
-    with Server(
-        root, [root / name for name in names or sorted(path.name for path in root.glob("*/"))]
-    ) as server:
+    """A server of the given names under a folder, or of all of them."""
+    if not names:
+        names = sorted(path.name for path in root.glob("*/"))
+    with Server(root, [root / name for name in names]) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
@@ -198,7 +202,10 @@ def served(root: Path, names: Sequence[str] = ()) -> Iterator[Server]:
 
 
 def lay(root: Path, steps: int = 60) -> None:
-    """Two names: a sweep of four settings with two seeds, of which one run trains, and one run alone."""
+    """Lay two names.
+
+    A sweep of four settings with two seeds, of which one run still trains, and a single run.
+    """
     for kl, seed in itertools.product((0.05, 0.1, 0.2, 0.5), (0, 1)):
         state = "running" if (kl, seed) == (0.5, 1) else "finished"
         lines = [
@@ -249,7 +256,7 @@ def line(step: int, kl: float, seed: int) -> dict:
 
 
 def misses(root: Path, keep: Path | None = None, widths=WIDTHS) -> Iterator[str]:
-    """What is wrong on the pages of the names under a folder: written, and served."""
+    """The faults of the pages of the names under a folder, as files and served."""
     for name in ("sweep", "alone"):
         assert main(["report", str(root / name), f"output_root={root}"]) == 0
     assert main(["report", *(str(path) for path in root.glob("*/*-*")), f"output_root={root}"]) == 0
@@ -284,7 +291,9 @@ def misses(root: Path, keep: Path | None = None, widths=WIDTHS) -> Iterator[str]
 
 
 def misses_of_looks(page: Browser, root: Path, keep: Path | None) -> Iterator[str]:
-    """What is wrong with curves that coincide, are few points, or go on far beyond others, and with their numbers."""
+    """The faults in the looks of curves that coincide, have few points or far outliers, and of
+    their numbers.
+    """
     for kl, last in ((0.1, 40), (0.2, 40), (0.3, 400)):
         lines = [
             {"step": n, "loss": 1 / 32 + 29 / 32 * (n == 1), "kl": 123456.7 / n}
@@ -340,7 +349,9 @@ def misses_of_looks(page: Browser, root: Path, keep: Path | None) -> Iterator[st
 def misses_of_controls(
     page: Browser, server: Server, root: Path, keep: Path | None
 ) -> Iterator[str]:
-    """What is wrong with the controls of the sweep's live page, and when its files grow and its server goes."""
+    """The faults of the controls of the sweep's live page, and of its reaction to new rows and a
+    lost server.
+    """
     page.open(f"{server.address}sweep/report.html", 1280)
     page.wait("document.documentElement.dataset.charts > 0")
     page.value("document.querySelector('.controls').scrollIntoView()")

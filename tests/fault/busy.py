@@ -1,6 +1,6 @@
-"""The suite on a busy machine: green beside processes that spin, as often as it is asked.
+"""The suite on a busy machine: green beside processes that spin, as often as requested.
 
-    python tests/fault/busy.py                            the whole suite twice beside two spinning processes
+    python tests/fault/busy.py                            the suite, twice, beside two processes
     python tests/fault/busy.py --runs 1 tests/test_x.py   words after the options go to pytest
 
 The spinning processes end with this script, also when it is killed. Of each run it prints the exit
@@ -27,7 +27,7 @@ SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum
 
 @dataclass
 class Outcome:
-    """One run of the suite: its exit code, its CPU seconds with children, and the last line that it printed."""
+    """One run of the suite: its exit code, its CPU seconds with children, and its last line."""
 
     code: int
     seconds: float
@@ -47,7 +47,7 @@ def spinning(count: int) -> Iterator[None]:
 
 
 def run_suite(words: list[str]) -> Outcome:
-    """The outcome of pytest with these words, in the environment of somebody who has just opened a terminal."""
+    """The outcome of pytest with these words, in the environment of a newly opened terminal."""
     environment = dict(os.environ)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,4 +1,4 @@
-"""Damage is noticed: to every file of a sealed checkpoint and of a finished model, and to every paper.
+"""Damage to any file of a sealed checkpoint, a finished model or a run's records is noticed.
 
     python tests/fault/damage.py                    every file, about five minutes of one processor
     python tests/fault/damage.py --count 8          a few of each kind, and of the controls
@@ -51,7 +51,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "zeroed": lambda path: path.write_bytes(bytes(path.stat().st_size)),
     "flipped": flip,
 }
-# What a paper can be in the place of what was written.
+# Contents that may replace a record file.
 GARBAGE = {
     "zeroed": bytes(300),
     "cut": b'{"state": "fin\n',
@@ -63,10 +63,12 @@ PAPERS = ("status.json", "manifest.json", "config.yaml", "metrics.jsonl")
 
 
 class Sick:
-    """A killed run, a finished one and an undisturbed one, of which copies are damaged; made once."""
+    """A killed run, a finished one and an undisturbed one, to be copied and damaged; made once."""
 
     def __init__(self, root: Path, warm: Warm):
-        self.root, self.warm, self.count = root, warm, 0
+        self.root = root
+        self.warm = warm
+        self.count = 0
         self.whole = Place(root / "whole", root, warm)
         unbroken(self.whole, SFT)
         self.wanted = run_files(self.whole.run)
@@ -88,7 +90,7 @@ class Sick:
 
 
 def damaged_checkpoints(sick: Sick) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Every file of the newest checkpoint: named, and the older one used to the same bits."""
+    """Every file of the newest checkpoint: named, and the older one used for the same bits."""
     newest = sealed_checkpoints(sick.killed.run.checkpoints)[-1]
     for name in sick.files(newest):
         for kind, damage in DAMAGE.items():
@@ -102,7 +104,7 @@ def _mended(sick: Sick, name: str, damage: Callable[[Path], object]) -> str:
 
 
 def _verdict(place: Place, done, sick: Sick, name: str) -> str:
-    """Empty where the command named a file, finished, and left what the undisturbed one did."""
+    """Empty if the command named a file, finished, and left the same as the undisturbed one."""
     if done.returncode:
         return f"exit code {done.returncode}: {done.stderr[-300:]}"
     if name not in done.stderr:
@@ -114,7 +116,7 @@ def _verdict(place: Place, done, sick: Sick, name: str) -> str:
 
 
 def lost_checkpoints(sick: Sick) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Every checkpoint damaged or gone: refused, and nothing is started over in silence."""
+    """Every checkpoint damaged or gone: refused, and nothing silently starts over."""
     ways: dict[str, Callable[[Path], object]] = {
         "weights flipped": lambda path: flip(path / "model.safetensors"),
         "seals deleted": lambda path: (path / SEAL).unlink(),
@@ -135,7 +137,7 @@ def _refused_without_any(sick: Sick, damage: Callable[[Path], object]) -> str:
 
 
 def refused(done, *words: str) -> str:
-    """Empty where a command ended with exit code 4, these words and a fix, and no traceback."""
+    """Empty if a command ended with exit code 4, these words, a fix, and no traceback."""
     missing = [word for word in (*words, "type ") if word not in done.stderr]
     if done.returncode != 4 or missing or "Traceback" in done.stderr:
         return f"exit code {done.returncode}, not said: {missing}: {done.stderr[-300:]}"
@@ -143,7 +145,10 @@ def refused(done, *words: str) -> str:
 
 
 def damaged_models(sick: Sick) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Every file of a finished run's model: named, and mended; refused by the other verbs, and where nothing can."""
+    """Damage to every file of a finished model.
+
+    Named and mended, or refused where nothing can mend it.
+    """
     for name in sick.files(sick.whole.run.model):
         for kind, damage in DAMAGE.items():
             yield (
@@ -176,7 +181,10 @@ def _unmended(sick: Sick) -> str:
 
 
 def damaged_papers(sick: Sick) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Garbage in a paper: refused by name, readable to a report, and after the fix the run finishes."""
+    """Garbage in a record file: refused by name, readable to a report.
+
+    After the fix, the run finishes.
+    """
     for name in PAPERS:
         for kind, text in GARBAGE.items():
             yield f"{name} {kind}", lambda name=name, text=text: _paper(sick, name, text)
@@ -205,7 +213,10 @@ def _paper(sick: Sick, name: str, text: bytes) -> str:
 
 
 def control(root: Path, warm: Warm, count: int) -> dict[str, int]:
-    """What becomes of TRL's own trainer after the same damage: stopped, as if nothing was, or other weights unsaid."""
+    """The end of TRL's own trainer after the same damage.
+
+    Stopped, unaffected, or silently with other weights.
+    """
     uninterrupted, killed = (
         Place(root / f"plain-{name}", root, warm, "plain:main") for name in ("whole", "killed")
     )
@@ -246,7 +257,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--count", type=int, default=1000, help="most cases of each kind")
-    asked, misses = parser.parse_args(), 0
+    asked = parser.parse_args()
+    misses = 0
     with tempfile.TemporaryDirectory() as folder:
         warm = Warm(Path(folder) / "warm")
         sick = Sick(Path(folder), warm)

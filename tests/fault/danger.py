@@ -1,7 +1,7 @@
-"""A configuration, a run folder or a file of somebody else's runs nothing, writes nowhere and sends nothing unasked.
+"""A configuration, run folder or file of a stranger runs nothing, writes nowhere and sends nothing.
 
-    python tests/fault/danger.py                     everything
-    python tests/fault/danger.py targets words       some of: targets words files bombs pickles network
+    python tests/fault/danger.py                  everything
+    python tests/fault/danger.py targets words    some of: targets words files bombs pickles network
 
 Prints a line for each kind with how many were refused, and each that was not; the exit code is 1
 where one was not. The cases are data, in ``danger_cases``. Commands of the door are forked from
@@ -39,15 +39,16 @@ from runner.__main__ import main
 from runner.config import compose
 from runner.run import FORMAT
 
-# for a bomb, beyond what the same command takes with a file that is none
-SECONDS, MEGABYTES = 1.0, 200
+# limits for a bomb, above the same command with a harmless file
+SECONDS = 1.0
+MEGABYTES = 200
 TINY = ROOT / "runner" / "model" / "tiny"
 PRIVATE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @dataclass
 class Outcome:
-    """What a command came to: exit code, words, CPU seconds and how far its memory grew, in MB."""
+    """The outcome of a command: exit code, output, CPU seconds, and memory growth in MB."""
 
     code: int
     text: str
@@ -61,7 +62,10 @@ Run = Callable[[Sequence[str], Path], Outcome]
 def fork(
     words: Sequence[str], cwd: Path, entry: Callable[[list[str]], int] = main, **variables: str
 ) -> Outcome:
-    """The command in a fork of this process, in a folder of its own; ``entry`` is the door, or the worker's."""
+    """Run the command in a fork of this process and a folder of its own.
+
+    ``entry`` is the door or the worker's.
+    """
     with tempfile.TemporaryFile() as output:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         child = os.fork()
@@ -84,7 +88,8 @@ def be_command(
     code = 1
     try:
         os.dup2(output, 1), os.dup2(output, 2)
-        sys.stdout = sys.stderr = open(1, "w", closefd=False)  # noqa: SIM115  a test has others here
+        # A test may have replaced them.
+        sys.stdout = sys.stderr = open(1, "w", closefd=False)  # noqa: SIM115
         os.chdir(cwd)
         os.environ.update(PRIVATE | {"HF_HOME": str(cwd / ".hf")} | variables)
         resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
@@ -100,13 +105,13 @@ def be_command(
         os._exit(code)
 
 
-# --- Targets ---------------------------------------------------------------------------------------------------------
+# --- Targets --------------------------------------------------------------------------------------
 
 
 def misses_of_targets(
     targets: Sequence[str] = TARGETS, places: Sequence[str] = PLACES
 ) -> Iterator[str]:
-    """Each target that the check lets pass among others, and each place where it does not look."""
+    """Each target that the check accepts among others, and each place that it does not check."""
     from runner.validate import find_all_faults, find_dangers
 
     good = bad = compose(["trainer=grpo", "reward=sorted_digits", "optimizer=adamw"]).cfg
@@ -137,11 +142,11 @@ def laid(cfg: dict[str, Any], place: str, target: str) -> dict[str, Any]:
     return cfg
 
 
-# --- Words and files -------------------------------------------------------------------------------------------------
+# --- Words and files ------------------------------------------------------------------------------
 
 
 def lay_ground(folder: Path) -> Path:
-    """A working folder with planted files; gives the mark that running code would leave."""
+    """A working folder with planted files; returns the mark that running code would leave."""
     mark = folder / "MARK"
     bomb = pickle.dumps(Planted(str(mark)))
     (folder / "pickles").mkdir(parents=True)
@@ -207,7 +212,7 @@ def _lay_models(folder: Path, bomb: bytes, code: str) -> None:
 
 
 class Planted:
-    """An object whose pickle makes a file when it is loaded."""
+    """An object whose pickle makes a file when loaded."""
 
     def __init__(self, mark: str):
         self.mark = mark
@@ -230,23 +235,27 @@ def edit(path: Path, **changes: Any) -> None:
 def misses_of_words(
     folder: Path, names: Sequence[str] = tuple(WORDS), run: Run = fork
 ) -> Iterator[str]:
-    """Each way of typing something dangerous that is not refused, or leaves its mark."""
+    """Each dangerous word that is not refused, or leaves its mark."""
     for number, name in enumerate(names):
-        work, words = folder / str(number), WORDS[name]
+        work = folder / str(number)
+        words = WORDS[name]
         mark = lay_ground(work)
         words = [word.replace("{mark}", str(mark)) for word in words]
         yield from judged(name, run(words, work), mark, is_behind(words))
 
 
 def is_behind(words: Sequence[str]) -> bool:
-    """Whether something is found behind the door only, when the run folder is laid and the libraries are loaded."""
+    """True if a fault can only be found behind the door, when the run folder is laid and the
+    libraries are loaded.
+    """
     return any(word.startswith(("dataset=", "model")) for word in words)
 
 
 def misses_of_files(folder: Path, names: Sequence[str] = tuple(FILES)) -> Iterator[str]:
-    """Each config folder of somebody else's that is not refused, or leaves its mark."""
+    """Each config folder of a stranger that is not refused, or leaves its mark."""
     for number, name in enumerate(names):
-        work, (files, words) = folder / str(number), FILES[name]
+        work = folder / str(number)
+        (files, words) = FILES[name]
         mark = lay_ground(work)
         for path, text in files.items():
             (work / "menu" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -256,7 +265,7 @@ def misses_of_files(folder: Path, names: Sequence[str] = tuple(FILES)) -> Iterat
 
 
 def judged(name: str, outcome: Outcome, mark: Path, behind: bool = False) -> Iterator[str]:
-    """What is wrong with how a dangerous command ended."""
+    """The faults in the end of a dangerous command."""
     remains = [
         path for path in (mark, mark.parent / "outputs", Path("/tmp/elsewhere")) if path.exists()
     ]
@@ -272,13 +281,13 @@ def judged(name: str, outcome: Outcome, mark: Path, behind: bool = False) -> Ite
         yield f"{name}: exit code {outcome.code}: {' '.join(outcome.text.split())[-160:]}"
 
 
-# --- Bombs -----------------------------------------------------------------------------------------------------------
+# --- Bombs ----------------------------------------------------------------------------------------
 
 
 def misses_of_bombs(
     folder: Path, bombs: Sequence[str] = tuple(BOMBS), doors: Sequence[str] = tuple(DOORS)
 ) -> Iterator[str]:
-    """Each bomb that takes long, much memory, or ends without a word of where it is."""
+    """Each bomb that takes long or much memory, or ends without naming its place."""
     frozen = yaml.safe_dump(compose([]).cfg)
     for door in doors:
         plain = explode(folder / door / "plain", door, "", frozen)
@@ -286,10 +295,8 @@ def misses_of_bombs(
             if name in REFERENCES and not door.startswith(("--", "a primary")):
                 continue  # nobody follows references there
             outcome = explode(folder / door / name, door, BOMBS[name], frozen)
-            extra_seconds, grown = (
-                outcome.seconds - plain.seconds,
-                outcome.megabytes - plain.megabytes,
-            )
+            extra_seconds = outcome.seconds - plain.seconds
+            grown = outcome.megabytes - plain.megabytes
             if (
                 outcome.code not in ((0, 2) if door == "report" else (2, 4))
                 or "Traceback" in outcome.text
@@ -315,14 +322,16 @@ def explode(work: Path, door: str, bomb: str, frozen: str) -> Outcome:
     return fork(words, work)
 
 
-# --- Pickles ---------------------------------------------------------------------------------------------------------
+# --- Pickles --------------------------------------------------------------------------------------
 
-# Where a run folder of somebody else's may hold one, and what is asked of it.
+# Places of a pickle in a stranger's run folder, and the commands that may read it.
 PICKLES = """
-checkpoints/checkpoint-2/optimizer.pt checkpoints/checkpoint-2/scheduler.pt checkpoints/checkpoint-2/rng_state.pth
-checkpoints/checkpoint-2/training_args.bin checkpoints/checkpoint-2/pytorch_model.bin checkpoints/checkpoint-2/scaler.pt
-checkpoints/checkpoint-2/adapter_model.bin checkpoints/checkpoint-2/rng_state_0.pth model/pytorch_model.bin
-model/training_args.bin model/adapter_model.bin model/optimizer.pt tensorboard/events.pkl rows.pkl tracker.pkl
+checkpoints/checkpoint-2/optimizer.pt checkpoints/checkpoint-2/scheduler.pt
+checkpoints/checkpoint-2/rng_state.pth checkpoints/checkpoint-2/training_args.bin
+checkpoints/checkpoint-2/pytorch_model.bin checkpoints/checkpoint-2/scaler.pt
+checkpoints/checkpoint-2/adapter_model.bin checkpoints/checkpoint-2/rng_state_0.pth
+model/pytorch_model.bin model/training_args.bin model/adapter_model.bin model/optimizer.pt
+tensorboard/events.pkl rows.pkl tracker.pkl
 """.split()
 VERBS = {
     "train": [],  # the same words again
@@ -350,7 +359,9 @@ TRAINED = [*QUICK, "name=x", "trainer.args.save_total_limit=4"]
 def misses_of_pickles(
     folder: Path, trained: Path, run: Run, verbs: Sequence[str] = tuple(VERBS)
 ) -> Iterator[str]:
-    """Each verb that runs a pickle planted in a trained run's folder; sealed, as if its owner had written it."""
+    """Each verb that runs a pickle planted in the folder of a trained run, sealed as if its owner
+    had written it.
+    """
     from runner.run.seal import SEAL, seal
 
     for verb in verbs:
@@ -378,14 +389,14 @@ def misses_of_pickles(
 
 
 def resumable(folder: Path) -> None:
-    """Have a finished run look as if it had been interrupted after its checkpoint."""
+    """Make a finished run look interrupted after its checkpoint."""
     edit(folder / "status.json", state="interrupted")
     shutil.rmtree(folder / "model")
 
 
-# --- The network -----------------------------------------------------------------------------------------------------
+# --- The network ----------------------------------------------------------------------------------
 
-# Runs some commands in one process, and tells of each what it asked of another machine.
+# Runs some commands in one process, and records the requests of each to another machine.
 WATCH = """
 import json, sys
 seen = []
@@ -416,7 +427,9 @@ JOURNEYS = {
 
 
 def misses_of_network(folder: Path, journeys: Sequence[str] = tuple(JOURNEYS)) -> Iterator[str]:
-    """Each command that asked for another machine, though the model is here and nothing forbids the hub."""
+    """Each command that asked another machine, though the model is here and nothing forbids the
+    hub.
+    """
     folder.mkdir(parents=True)
     environment = {
         name: value
@@ -439,11 +452,11 @@ def misses_of_network(folder: Path, journeys: Sequence[str] = tuple(JOURNEYS)) -
         yield f"only {len(told)} of {len(journeys)} came to an end: {done.stderr[-200:]}"
 
 
-# --- All of it -------------------------------------------------------------------------------------------------------
+# --- All of it ------------------------------------------------------------------------------------
 
 
 def warmly(warm: Warm, **variables: str) -> Run:
-    """What runs commands from the process that has imported everything, with some variables more."""
+    """A function that runs commands from the warm process, with additional variables."""
 
     def run(words: Sequence[str], cwd: Path) -> Outcome:
         cwd.mkdir(parents=True, exist_ok=True)
@@ -467,7 +480,7 @@ def train_one(folder: Path, run: Run) -> Path:
 
 
 def kinds(folder: Path, run: Run) -> dict[str, tuple[int, Callable[[], Iterator[str]]]]:
-    """Each kind with how many cases it has, and what gives its misses."""
+    """Each kind with the number of its cases, and the function that yields its misses."""
     both = [name for name in BOMBS if name not in REFERENCES]
     bombs = sum(len(BOMBS) if door.startswith(("--", "a primary")) else len(both) for door in DOORS)
     return {
@@ -487,7 +500,10 @@ Kinds = dict[str, tuple[int, Callable[[], Iterator[str]]]]
 
 
 def report(wanted: Sequence[str], kinds_of: Callable[[Path, Warm], Kinds]) -> int:
-    """Print what each kind, ``of`` a folder and a warm process, misses; 1 where one misses something."""
+    """Print the misses of each kind, found by ``kinds_of`` a folder and a warm process.
+
+    1 if there are any.
+    """
     failed = 0
     with (
         tempfile.TemporaryDirectory(prefix="fault-") as place,

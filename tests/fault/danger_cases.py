@@ -1,77 +1,89 @@
-"""What a configuration of somebody else's could try, as data: targets, files, typed words, bombs. No code."""
+"""The attacks of a stranger's configuration as data: targets, files, typed words and bombs."""
 
 from __future__ import annotations
 
-# --- Names that lead to code or files, wherever they stand ----------------------------------------------------------
+# --- Names that lead to code or files, wherever they stand ----------------------------------------
 
 TARGETS = """
-tempfile.mkdtemp logging.Formatter numpy.savetxt torch.utils.cpp_extension.load omegaconf.OmegaConf.load
-huggingface_hub.delete_repo transformers.utils.hub.os accelerate.utils.write_basic_config runner.launch.local.local
-os.system os.popen os.execv os.remove os.rename os.symlink os.putenv os.kill posix.system nt.system
-subprocess.run subprocess.Popen subprocess.check_output subprocess.getoutput pty.spawn code.interact
-builtins.eval builtins.exec builtins.compile builtins.__import__ builtins.open builtins.getattr builtins.setattr
-builtins.input io.open io.FileIO codecs.open fileinput.input pathlib.Path.write_text pathlib.Path.unlink
-pathlib.Path.open pathlib.Path.rmdir shutil.rmtree shutil.move shutil.copyfile tempfile.NamedTemporaryFile
-pickle.load pickle.loads _pickle.loads marshal.loads shelve.open dill.loads cloudpickle.loads joblib.load
-importlib.import_module importlib.reload importlib.util.module_from_spec importlib.machinery.SourceFileLoader
-runpy.run_path runpy.run_module imp.load_source pkgutil.resolve_name pydoc.locate zipimport.zipimporter
-ctypes.CDLL ctypes.cdll.LoadLibrary socket.socket socket.create_connection urllib.request.urlopen
+tempfile.mkdtemp logging.Formatter numpy.savetxt torch.utils.cpp_extension.load
+omegaconf.OmegaConf.load huggingface_hub.delete_repo transformers.utils.hub.os
+accelerate.utils.write_basic_config runner.launch.local.local os.system os.popen os.execv os.remove
+os.rename os.symlink os.putenv os.kill posix.system nt.system subprocess.run subprocess.Popen
+subprocess.check_output subprocess.getoutput pty.spawn code.interact builtins.eval builtins.exec
+builtins.compile builtins.__import__ builtins.open builtins.getattr builtins.setattr builtins.input
+io.open io.FileIO codecs.open fileinput.input pathlib.Path.write_text pathlib.Path.unlink
+pathlib.Path.open pathlib.Path.rmdir shutil.rmtree shutil.move shutil.copyfile
+tempfile.NamedTemporaryFile pickle.load pickle.loads _pickle.loads marshal.loads shelve.open
+dill.loads cloudpickle.loads joblib.load importlib.import_module importlib.reload
+importlib.util.module_from_spec importlib.machinery.SourceFileLoader runpy.run_path runpy.run_module
+imp.load_source pkgutil.resolve_name pydoc.locate zipimport.zipimporter ctypes.CDLL
+ctypes.cdll.LoadLibrary socket.socket socket.create_connection urllib.request.urlopen
 urllib.request.urlretrieve http.client.HTTPConnection smtplib.SMTP ftplib.FTP webbrowser.open
-requests.get requests.post httpx.get huggingface_hub.HfApi huggingface_hub.upload_folder huggingface_hub.login
-huggingface_hub.snapshot_download functools.partial functools.reduce operator.methodcaller operator.attrgetter
-operator.itemgetter itertools.starmap types.FunctionType types.CodeType types.MethodType inspect.getattr_static
-threading.Thread threading.Timer multiprocessing.Process multiprocessing.Pool concurrent.futures.ProcessPoolExecutor
-asyncio.run asyncio.create_subprocess_shell signal.signal atexit.register sys.exit sys.setrecursionlimit
-sys.addaudithook gc.get_objects weakref.finalize timeit.timeit timeit.Timer cProfile.run pdb.run trace.Trace
-bdb.Bdb.run doctest.testfile unittest.main logging.config.dictConfig logging.config.listen logging.FileHandler
-logging.os.system copy.os.system random._os.system glob.os.system json.codecs.open argparse._sys.modules
-hydra.utils.instantiate hydra.utils.call hydra.utils.get_method hydra.utils.get_class hydra.main hydra.compose
-omegaconf.OmegaConf.register_new_resolver omegaconf.OmegaConf.save yaml.load yaml.unsafe_load yaml.full_load
-jinja2.Template jinja2.Environment jinja2.FileSystemLoader numpy.load numpy.save numpy.fromfile numpy.memmap
-numpy.f2py.compile pandas.read_pickle pandas.eval pandas.io.common.os.system sympy.sympify
-torch.load torch.save torch.hub.load torch.jit.load torch.compile torch.ops.load_library torch.classes.load_library
-torch.utils.cpp_extension.load_inline torch.package.PackageImporter torch.multiprocessing.spawn torch.serialization.load
-torch.distributed.run.main torch.os.system torch.optim.os.system torch.nn.modules.loss.os.system
-torch.optim.lr_scheduler.types.FunctionType torch.optim.Adam.load_state_dict torch.utils.data.DataLoader
-transformers.os.system transformers.pipeline transformers.Trainer transformers.utils.hub.os.system
-transformers.utils.import_utils.importlib.import_module transformers.dynamic_module_utils.get_class_from_dynamic_module
-transformers.modeling_utils.torch.load transformers.trainer_utils.os.system transformers.commands.run.RunCommand
-transformers.AutoModel.register transformers.integrations.WandbCallback.os.system transformers.configuration_utils.os
-trl.import_utils.importlib.import_module trl.trainer.utils.os.system trl.cli.main trl.scripts.utils.importlib
-trl.rewards.other_rewards.Callable trl.trainer.dpo_trainer.torch.load trl.os.system
-datasets.load_dataset datasets.load_from_disk datasets.load.importlib.import_module datasets.Dataset.from_generator
-datasets.config.os.system datasets.utils.file_utils.requests.get accelerate.launchers.notebook_launcher
-accelerate.utils.os.system accelerate.commands.launch.main peft.PeftModel.from_pretrained peft.os.system
-peft.LoraConfig.save_pretrained peft.LoraConfig.push_to_hub peft.utils.save_and_load.torch.load
-setuptools._distutils.spawn.spawn pip.main ensurepip.bootstrap site.addsitedir sysconfig.os.system
-runner.config.build.locate runner.config.build.build runner.config.build.importlib.import_module
-runner.io.files.write_text runner.io.files.os.remove runner.io.files.remove runner.io.files.shutil.rmtree
-runner.run.open_run runner.run.manifest.subprocess.run runner.launch.worker.work
-runner.launch.local.os.kill runner.__main__.main runner.command.train.train
-runner.command.import.main runner.launch.pool.os.fork runner.model.load._load_whole runner.model.load.importlib.util
+requests.get requests.post httpx.get huggingface_hub.HfApi huggingface_hub.upload_folder
+huggingface_hub.login huggingface_hub.snapshot_download functools.partial functools.reduce
+operator.methodcaller operator.attrgetter operator.itemgetter itertools.starmap types.FunctionType
+types.CodeType types.MethodType inspect.getattr_static threading.Thread threading.Timer
+multiprocessing.Process multiprocessing.Pool concurrent.futures.ProcessPoolExecutor asyncio.run
+asyncio.create_subprocess_shell signal.signal atexit.register sys.exit sys.setrecursionlimit
+sys.addaudithook gc.get_objects weakref.finalize timeit.timeit timeit.Timer cProfile.run pdb.run
+trace.Trace bdb.Bdb.run doctest.testfile unittest.main logging.config.dictConfig
+logging.config.listen logging.FileHandler logging.os.system copy.os.system random._os.system
+glob.os.system json.codecs.open argparse._sys.modules hydra.utils.instantiate hydra.utils.call
+hydra.utils.get_method hydra.utils.get_class hydra.main hydra.compose
+omegaconf.OmegaConf.register_new_resolver omegaconf.OmegaConf.save yaml.load yaml.unsafe_load
+yaml.full_load jinja2.Template jinja2.Environment jinja2.FileSystemLoader numpy.load numpy.save
+numpy.fromfile numpy.memmap numpy.f2py.compile pandas.read_pickle pandas.eval
+pandas.io.common.os.system sympy.sympify torch.load torch.save torch.hub.load torch.jit.load
+torch.compile torch.ops.load_library torch.classes.load_library
+torch.utils.cpp_extension.load_inline torch.package.PackageImporter torch.multiprocessing.spawn
+torch.serialization.load torch.distributed.run.main torch.os.system torch.optim.os.system
+torch.nn.modules.loss.os.system torch.optim.lr_scheduler.types.FunctionType
+torch.optim.Adam.load_state_dict torch.utils.data.DataLoader transformers.os.system
+transformers.pipeline transformers.Trainer transformers.utils.hub.os.system
+transformers.utils.import_utils.importlib.import_module
+transformers.dynamic_module_utils.get_class_from_dynamic_module
+transformers.modeling_utils.torch.load transformers.trainer_utils.os.system
+transformers.commands.run.RunCommand transformers.AutoModel.register
+transformers.integrations.WandbCallback.os.system transformers.configuration_utils.os
+trl.import_utils.importlib.import_module trl.trainer.utils.os.system trl.cli.main
+trl.scripts.utils.importlib trl.rewards.other_rewards.Callable trl.trainer.dpo_trainer.torch.load
+trl.os.system datasets.load_dataset datasets.load_from_disk datasets.load.importlib.import_module
+datasets.Dataset.from_generator datasets.config.os.system datasets.utils.file_utils.requests.get
+accelerate.launchers.notebook_launcher accelerate.utils.os.system accelerate.commands.launch.main
+peft.PeftModel.from_pretrained peft.os.system peft.LoraConfig.save_pretrained
+peft.LoraConfig.push_to_hub peft.utils.save_and_load.torch.load setuptools._distutils.spawn.spawn
+pip.main ensurepip.bootstrap site.addsitedir sysconfig.os.system runner.config.build.locate
+runner.config.build.build runner.config.build.importlib.import_module runner.io.files.write_text
+runner.io.files.os.remove runner.io.files.remove runner.io.files.shutil.rmtree runner.run.open_run
+runner.run.manifest.subprocess.run runner.launch.worker.work runner.launch.local.os.kill
+runner.__main__.main runner.command.train.train runner.command.import.main
+runner.launch.pool.os.fork runner.model.load._load_whole runner.model.load.importlib.util
 runner.model.load.torch.load runner.model.adapter.write_adapter runner.dataset.head.write_head
-runner.dataset.converted_rows.json.loads runner.dataset.load.os.system runner.reward.remote.build_opener
-runner.tracker.variable.set_variables runner.tracker.variable.os.environ.update
-runner.training.callback.step_record.Record
-runner.training.callback.step_record.Record.on_log runner.training.callback.step_record.shutil.rmtree
-runner.training.callback.step_record.os.system runner.training.callback.step_record.replace_rows
+runner.dataset.converted_rows.json.loads runner.dataset.load.os.system
+runner.reward.remote.build_opener runner.tracker.variable.set_variables
+runner.tracker.variable.os.environ.update runner.training.callback.step_record.Record
+runner.training.callback.step_record.Record.on_log
+runner.training.callback.step_record.shutil.rmtree
+runner.training.callback.step_record.os.system
+runner.training.callback.step_record.replace_rows
 runner.ppo.PPOTrainer.push_to_hub runner.ppo.PPOTrainer.save_model runner.ppo.trainer.json.loads
-runner.model.load.load_model.__globals__ runner.model.load.__builtins__.eval runner.model.load.__dict__
-runner.reward.rule.__loader__.load_module trl.DPOTrainer.__init__.__globals__ trl.__spec__.loader.exec_module
-peft.LoraConfig.__class__ torch.optim.AdamW.__subclasses__ runner.x.__globals__ ().__class__ os os. .os os..system
+runner.model.load.load_model.__globals__ runner.model.load.__builtins__.eval
+runner.model.load.__dict__ runner.reward.rule.__loader__.load_module
+trl.DPOTrainer.__init__.__globals__ trl.__spec__.loader.exec_module peft.LoraConfig.__class__
+torch.optim.AdamW.__subclasses__ runner.x.__globals__ ().__class__ os os. .os os..system
 """.split()
 
 # Where a target may stand; each is the rest of a dotted key at which a node is laid.
 PLACES = """
-callback.x metric.x reward.x loss weight.x optimizer optimizer.scheduler collator trainer trainer.args model
-model.tokenizer dataset dataset.map peft quant launcher tracker.x trainer.args.lr_scheduler_kwargs.deep
-trainer.args.model_init_kwargs.quantization_config trainer.callbacks trainer.tools trainer.rollout_func
-reward.x.inner callback.x.generate
+callback.x metric.x reward.x loss weight.x optimizer optimizer.scheduler collator trainer
+trainer.args model model.tokenizer dataset dataset.map peft quant launcher tracker.x
+trainer.args.lr_scheduler_kwargs.deep trainer.args.model_init_kwargs.quantization_config
+trainer.callbacks trainer.tools trainer.rollout_func reward.x.inner callback.x.generate
 """.split()
 
-# --- Words that somebody could be told to type, or a stage could list -----------------------------------------------
+# --- Words that somebody could be told to type, or a stage could list -----------------------------
 
-# Each must be refused with exit code 2 and a word of what it is about. {mark} is a file that
+# Each must be refused with exit code 2 and a word about its subject. {mark} is a file that
 # running code would make.
 WORDS = {
     "by plus": ["+callback.x._target_=os.system", "+callback.x.command=touch {mark}"],
@@ -156,7 +168,7 @@ WORDS = {
     "a template without end": ["model.tokenizer.chat_template=endless.jinja"],
 }
 
-# --- Files of a config folder of somebody else's ---------------------------------------------------------------------
+# --- Files of a config folder of somebody else's --------------------------------------------------
 
 GLOBAL = "# @package _global_\n"
 # name -> (files by path, words). Each is refused with exit code 2; the words come after
@@ -652,7 +664,7 @@ FILES |= {
 }
 
 
-# --- Files of a few bytes that stand for a lot -----------------------------------------------------------------------
+# --- Files of a few bytes that stand for a lot ----------------------------------------------------
 
 
 def _letters(count: int) -> list[str]:
@@ -709,7 +721,7 @@ BOMBS = {
     "100 MB": "a: " + "x" * 100_000_000 + "\n",
     "a million keys": "".join(f"k{n}: 1\n" for n in range(90_000)),
 }
-# Those that only a configuration that is composed would follow.
+# References that only a composed configuration would resolve.
 REFERENCES = {
     *(
         "texts of texts",

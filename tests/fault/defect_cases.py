@@ -1,4 +1,6 @@
-"""The defects that ``defects`` plants: what a developer would have got wrong, where, and the tests that notice.
+"""The defects that ``defects`` plants.
+
+A plausible mistake, its place, and the tests that notice it.
 
 ``why`` says what is broken, so that the same mistake can be made again in code that has moved or
 was rewritten. ``old`` stands exactly once in ``file``. Of the tests that fail a few quick ones are
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Defect:
-    """A mistake: ``new`` in the place of ``old``, and tests of which each fails with it."""
+    """A mistake, ``new`` in the place of ``old``, and tests each of which fails with it."""
 
     name: str
     why: str
@@ -31,7 +33,7 @@ DEFECTS = (
         "runner/io/files.py",
         "        os.replace(temporary, path)\n",
         "        path.write_bytes(content)\n        os.unlink(temporary)\n",
-        tests=("tests/test_files.py::test_who_reads_the_old_file_reads_all_of_it",),
+        tests=("tests/test_files.py::test_a_reader_of_the_old_file_reads_all_of_it",),
     ),
     Defect(
         "seal_trusts_sizes",
@@ -52,7 +54,7 @@ DEFECTS = (
             "tests/test_callback.py::test_all_that_was_logged_at_one_step_is_one_line",
             "tests/test_callback.py::test_steps_that_are_trained_again_are_written_once",
             "tests/test_callback.py::test_an_evaluation_after_a_resume_joins_the_line_of_its_step",
-            "tests/test_files.py::test_rows_take_the_place_of_those_of_the_same_step_and_of_later_ones",
+            "tests/test_files.py::test_rows_replace_those_of_the_same_and_later_steps",
         ),
     ),
     Defect(
@@ -78,7 +80,7 @@ DEFECTS = (
         '        "tolerate",\n',
         '        "tolerate",\n        "seed",\n',
         tests=(
-            "tests/test_run.py::test_the_same_configuration_opens_the_same_folder_however_it_was_typed",
+            "tests/test_run.py::test_equal_configurations_share_a_folder_however_typed",
             "tests/test_run.py::test_another_value_opens_another_folder",
         ),
     ),
@@ -89,7 +91,9 @@ DEFECTS = (
         "runner/run/key.py",
         '"tracker",',
         "",
-        tests=("tests/test_run.py::test_what_cannot_change_the_result_stays_out_of_the_key",),
+        tests=(
+            "tests/test_run.py::test_keys_that_cannot_change_the_result_stay_out_of_the_run_key",
+        ),
     ),
     Defect(
         "key_without_processes",
@@ -105,9 +109,7 @@ DEFECTS = (
         "runner/run/seal.py",
         "        damage = damage_of(path)\n        if not damage:\n",
         "        damage = {}\n        if not damage:\n",
-        tests=(
-            "tests/test_run.py::test_the_newest_checkpoint_that_verifies_is_used_and_broken_newer_ones_go",
-        ),
+        tests=("tests/test_run.py::test_the_newest_valid_checkpoint_is_used_and_broken_ones_go",),
     ),
     Defect(
         "link_in_folder_followed",
@@ -116,9 +118,7 @@ DEFECTS = (
         "runner/run/layout.py",
         "if entry.is_dir(follow_symlinks=False):",
         "if entry.is_dir():",
-        tests=(
-            "tests/test_run.py::test_a_link_inside_a_run_folder_is_refused_before_anything_is_written_or_deleted",
-        ),
+        tests=("tests/test_run.py::test_a_link_inside_a_run_folder_is_refused_before_any_write",),
     ),
     Defect(
         "index_trusts_times",
@@ -136,7 +136,7 @@ DEFECTS = (
         "runner/report/index.py",
         "            if stamp.latest < settled:",
         "            if stamp.latest:",
-        tests=("tests/test_index.py::test_what_was_written_a_moment_ago_is_not_kept",),
+        tests=("tests/test_index.py::test_a_file_written_a_moment_ago_is_not_indexed",),
     ),
     Defect(
         "silent_is_lost",
@@ -145,9 +145,7 @@ DEFECTS = (
         "runner/run/record.py",
         "return silence > max(SILENT_SECONDS, 10 * spent)",
         "return True",
-        tests=(
-            "tests/test_index.py::test_a_run_of_another_machine_is_lost_when_it_is_silent_and_its_lock_is_free",
-        ),
+        tests=("tests/test_index.py::test_a_run_elsewhere_is_lost_if_silent_and_unlocked",),
     ),
     Defect(
         "clean_without_lock",
@@ -213,9 +211,7 @@ DEFECTS = (
             "tests/test_check.py::test_likeness",
             "tests/test_check.py::test_a_misspelt_field",
         ),
-        slow=(
-            "tests/test_check.py::test_every_misspelt_field_is_found_and_nearly_every_one_is_corrected",
-        ),
+        slow=("tests/test_check.py::test_misspelt_fields_are_found_and_nearly_all_corrected",),
     ),
     Defect(
         "open_range_closed",
@@ -262,7 +258,7 @@ DEFECTS = (
         "    for override in reversed(overrides):\n",
         "    for override in overrides:\n",
         slow=(
-            "tests/test_sweep.py::test_a_checked_in_sweep_needs_no_flag_and_its_axes_can_be_replaced",
+            "tests/test_sweep.py::test_a_sweep_in_a_file_needs_no_flag_and_has_replaceable_axes",
         ),
     ),
     Defect(
@@ -318,7 +314,7 @@ DEFECTS = (
         "runner/launch/pool.py",
         "failed = [folder for folder in task.after if self.codes.get(folder)]",
         "failed = []",
-        slow=("tests/test_sweep.py::test_what_builds_on_a_failed_run_is_not_begun",),
+        slow=("tests/test_sweep.py::test_runs_that_build_on_a_failed_one_do_not_start",),
     ),
     Defect(
         "queued_run_submitted_again",
@@ -326,9 +322,7 @@ DEFECTS = (
         "runner/launch/queue.py",
         'if place and state != "finished":',
         'if place and place.begun and state != "finished":',
-        (
-            "tests/test_slurm.py::test_a_run_is_submitted_once_and_the_same_command_says_how_far_it_is",
-        ),
+        ("tests/test_slurm.py::test_a_run_is_submitted_once_and_its_command_shows_progress",),
     ),
     Defect(
         "submitted_without_a_mark",
@@ -379,9 +373,7 @@ DEFECTS = (
         "runner/training/components/rewards.py",
         "weights.append(float(part.weight))",
         "weights.append(1.0)",
-        slow=(
-            "tests/test_reward_runs.py::test_a_reward_model_by_its_name_counts_beside_those_of_the_group",
-        ),
+        slow=("tests/test_reward_runs.py::test_a_reward_model_by_name_adds_to_those_of_the_group",),
     ),
     Defect(
         "retaken_steps_logged_twice",
@@ -389,9 +381,7 @@ DEFECTS = (
         "runner/training/callback/step_record.py",
         "forget_rows(self.path.parent / name, state.global_step)",
         "forget_rows(self.path.parent / name, state.max_steps)",
-        tests=(
-            "tests/test_callback.py::test_what_was_written_behind_the_step_of_a_resume_goes_at_once",
-        ),
+        tests=("tests/test_callback.py::test_a_resume_deletes_what_later_steps_had_written",),
     ),
     Defect(
         "last_sample_missing",
@@ -401,7 +391,7 @@ DEFECTS = (
         "state.global_step % self.every == 0",
         tests=(
             "tests/test_samples.py::test_the_same_prompts_at_the_start_on_the_way_and_at_the_end",
-            "tests/test_samples.py::test_a_resumed_training_has_each_step_once",
+            "tests/test_samples.py::test_a_resumed_training_logs_each_step_once",
         ),
     ),
     Defect(
@@ -420,7 +410,7 @@ DEFECTS = (
         "runner/collator.py",
         '"labels": upstream.IGNORED',
         '"labels": pad_token_id',
-        tests=("tests/test_collator.py::test_buckets_pad_each_part_with_what_means_nothing",),
+        tests=("tests/test_collator.py::test_buckets_pad_each_part_with_a_neutral_value",),
     ),
     Defect(
         "margin_sign",
@@ -455,7 +445,7 @@ DEFECTS = (
         "            if self.set_status:\n"
         "                self.set_status(sealed=state.global_step)\n",
         tests=(
-            "tests/test_checkpoint.py::test_older_checkpoints_go_after_the_new_one_is_sealed_and_the_best_stays",
+            "tests/test_checkpoint.py::test_old_checkpoints_go_after_the_new_seal_but_the_best",
         ),
     ),
     Defect(
@@ -465,7 +455,7 @@ DEFECTS = (
         "best_ones = [path for path in sealed if best and path.name == Path(best).name]",
         "best_ones: list[Path] = []",
         tests=(
-            "tests/test_checkpoint.py::test_a_finished_run_has_no_more_checkpoints_than_it_may_and_the_best_of_them",
+            "tests/test_checkpoint.py::test_a_finished_run_keeps_its_limit_and_the_best_checkpoint",
         ),
     ),
     Defect(
@@ -485,8 +475,8 @@ DEFECTS = (
         'return state is not None and state["global_step"] >= state["max_steps"]',
         'return state is not None and state["global_step"] > state["max_steps"]',
         slow=(
-            "tests/test_train.py::test_a_training_that_ended_before_it_was_saved_is_not_trained_further",
-            "tests/test_resume.py::test_a_run_killed_behind_its_last_step_ends_with_the_best_checkpoint_and_the_whole_record",
+            "tests/test_train.py::test_a_finished_but_unsaved_training_takes_no_more_steps",
+            "tests/test_resume.py::test_a_run_killed_after_its_last_step_ends_complete",
         ),
     ),
     Defect(
@@ -543,7 +533,7 @@ DEFECTS = (
         tests=(
             "tests/test_health.py::test_not_finite",
             "tests/test_health.py::test_zero_gradient",
-            "tests/test_health.py::test_no_gradient_of_groups_that_are_each_alike_is_no_sickness",
+            "tests/test_health.py::test_groups_of_equal_rewards_without_gradient_are_no_sickness",
             "tests/test_health.py::test_frozen",
         ),
     ),
@@ -553,9 +543,7 @@ DEFECTS = (
         "runner/run/alarms/alarm.py",
         "healthy = max(0, step.number - self.patience - self.lag)",
         "healthy = max(0, step.number - self.patience)",
-        tests=(
-            "tests/test_health.py::test_each_alarm_says_what_to_type_and_which_checkpoints_are_good",
-        ),
+        tests=("tests/test_health.py::test_each_alarm_names_its_fix_and_the_good_checkpoints",),
     ),
     Defect(
         "infinity_is_healthy",
@@ -616,7 +604,7 @@ DEFECTS = (
         "lengths_B[live_B[ended_B]] = max(step, 1)",
         tests=(
             "tests/test_sampler.py::test_the_loop_gives_the_log_probabilities_of_unpadded_rows",
-            "tests/test_sampler.py::test_a_completion_ends_with_any_of_the_stop_tokens_and_only_those",
+            "tests/test_sampler.py::test_a_completion_ends_with_any_stop_token_and_only_those",
         ),
     ),
     # --- PPO --------------------------------------------------------------------------------------
@@ -627,7 +615,7 @@ DEFECTS = (
         "    rewards_BR = torch.where(mask_BR, rewards_BR, 0)\n"
         "    values_BR = torch.where(mask_BR, values_BR, 0)\n",
         "",
-        tests=("tests/test_ppo.py::test_what_stands_behind_a_row_does_not_change_its_advantages",),
+        tests=("tests/test_ppo.py::test_padding_after_a_row_does_not_change_its_advantages",),
     ),
     Defect(
         "kl_sign",
@@ -683,7 +671,7 @@ DEFECTS = (
         "if True:",
         tests=(
             "tests/test_rollout.py::test_advantages_of_two_turns_are_those_worked_out_by_hand",
-            "tests/test_rollout.py::test_ppo_learns_from_the_tokens_of_the_policy_and_from_no_others",
+            "tests/test_rollout.py::test_ppo_learns_from_the_tokens_of_the_policy_alone",
         ),
     ),
     Defect(
@@ -696,7 +684,7 @@ DEFECTS = (
             "tests/test_ppo.py::test_at_first_the_policy_is_its_reference_and_every_ratio_one",
             "tests/test_ppo.py::test_a_reference_of_the_callers_is_looked_at",
             "tests/test_ppo.py::test_an_adapter_that_the_model_came_with_is_the_reference",
-            "tests/test_ppo.py::test_a_step_follows_the_gradient_of_the_loss_as_it_is_written",
+            "tests/test_ppo.py::test_a_step_follows_the_gradient_of_the_written_loss",
         ),
     ),
     Defect(
@@ -713,7 +701,7 @@ DEFECTS = (
         "runner/ppo/losses.py",
         "(ratios_N - 1) * advantages_N.sign() > args.cliprange",
         "(ratios_N - 1).abs() > args.cliprange",
-        tests=("tests/test_ppo.py::test_what_counts_as_clipped_is_what_trl_counts",),
+        tests=("tests/test_ppo.py::test_tokens_count_as_clipped_as_in_trl",),
     ),
     Defect(
         "words_drawn_in_float32",
@@ -721,9 +709,7 @@ DEFECTS = (
         "runner/generate/sampler.py",
         "dtype=FLOAT64.get(kind, torch.float64))",
         "dtype=torch.float32)",
-        tests=(
-            "tests/test_sampler.py::test_of_150000_words_each_is_drawn_as_often_as_its_share_says",
-        ),
+        tests=("tests/test_sampler.py::test_each_of_150000_words_is_drawn_in_proportion",),
     ),
     Defect(
         "sure_of_a_few_wins",
@@ -732,7 +718,7 @@ DEFECTS = (
         "> Z**2 * count * (",
         "> Z**2 * (",
         tests=(
-            "tests/test_evaluate.py::test_the_interval_of_wins_is_wilsons_and_ties_make_it_narrower",
+            "tests/test_evaluate.py::test_the_interval_of_wins_is_wilsons_and_ties_narrow_it",
             "tests/test_evaluate.py::test_intervals_cover_the_truth_about_as_often_as_they_say",
         ),
     ),
@@ -809,7 +795,7 @@ DEFECTS = (
         "runner/dataset/source_files.py",
         '"csv": {"na_filter": False},',
         '"csv": {},',
-        tests=("tests/test_dataset.py::test_text_in_csv_stays_as_it_is_written",),
+        tests=("tests/test_dataset.py::test_text_in_csv_stays_unchanged",),
     ),
     Defect(
         "limit_before_shuffle",
@@ -856,9 +842,7 @@ DEFECTS = (
         "runner/model/jinja.py",
         "signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)",
         "signal.setitimer(signal.ITIMER_PROF, 0)",
-        slow=(
-            "tests/test_bad_input.py::test_a_template_that_grows_is_refused_in_a_few_seconds_and_little_memory",
-        ),
+        slow=("tests/test_bad_input.py::test_a_growing_template_is_refused_at_little_cost",),
     ),
     Defect(
         "template_without_sandbox",
@@ -882,9 +866,7 @@ DEFECTS = (
         "runner/model/adapter.py",
         'base_fields = {"base_model_name_or_path": base, "revision": revision}',
         "pass",
-        tests=(
-            "tests/test_peft.py::test_the_written_adapter_names_its_base_and_the_one_in_memory_keeps_its_own",
-        ),
+        tests=("tests/test_peft.py::test_a_saved_adapter_names_its_base_and_memory_is_unchanged",),
     ),
     Defect(
         "reference_adapter_saved",
@@ -922,7 +904,7 @@ DEFECTS = (
         "    if not -LARGEST < number < LARGEST:\n",
         "    if number != number:\n",
         tests=(
-            "tests/test_reward_panel.py::test_what_is_no_reward_is_told_with_its_row_and_prompt",
+            "tests/test_reward_panel.py::test_a_wrong_value_is_reported_with_its_row_and_prompt",
         ),
     ),
     Defect(
@@ -931,7 +913,7 @@ DEFECTS = (
         "runner/reward/time_limit.py",
         "    if limit.has_rung:\n        raise late()\n",
         "",
-        tests=("tests/test_reward_panel.py::test_a_hang_is_told_in_time",),
+        tests=("tests/test_reward_panel.py::test_a_hang_is_reported_in_time",),
     ),
     Defect(
         "one_none_is_a_fault",
@@ -940,8 +922,8 @@ DEFECTS = (
         "if all(value is None for value in values):",
         "if any(value is None for value in values):",
         tests=(
-            "tests/test_reward_panel.py::test_a_row_that_no_reward_applies_to_is_told",
-            "tests/test_reward_panel.py::test_one_reward_that_applies_is_enough_and_batches_are_not_mixed_up",
+            "tests/test_reward_panel.py::test_a_row_without_any_reward_is_reported",
+            "tests/test_reward_panel.py::test_one_reward_per_row_is_enough_and_batches_do_not_mix",
         ),
     ),
     Defect(
@@ -950,7 +932,7 @@ DEFECTS = (
         "runner/metric/ask.py",
         'return {"": math.fsum(values) / len(values)}',
         'return {"": math.fsum(values) / rows}',
-        tests=("tests/test_metric.py::test_what_a_metric_returns_becomes_numbers_by_name",),
+        tests=("tests/test_metric.py::test_results_of_a_metric_become_named_numbers",),
     ),
     Defect(
         "ties_are_lost_pairs",
@@ -983,7 +965,7 @@ DEFECTS = (
     ),
     Defect(
         "unknown_mode_is_quiet",
-        "A mode that no version of a tracker has, and none at all, count as modes that send nothing.",
+        "A mode that a tracker does not have, and no mode at all, count as sending nothing.",
         "runner/schema/upstream/trackers.py",
         "return mode not in self.quiet_modes",
         "return mode in self.sending_modes",
@@ -1023,7 +1005,7 @@ DEFECTS = (
         "settings = _sort(settings, means, ranked_by.maximise)",
         "settings = _sort(settings, means, not ranked_by.maximise)",
         tests=(
-            "tests/test_sweep_report.py::test_ties_and_close_calls_are_told",
+            "tests/test_sweep_report.py::test_ties_and_close_calls_are_reported",
             "tests/test_sweep_report.py::test_one_lucky_seed_does_not_beat_several",
             "tests/test_sweep_report.py::test_the_objective_can_be_chosen_and_turned",
             "tests/test_sweep_report.py::test_the_objective_is_that_of_the_configuration",
@@ -1035,7 +1017,7 @@ DEFECTS = (
         "runner/report/render.py",
         'autoescape=select_autoescape(["html"])',
         "autoescape=False",
-        tests=("tests/test_sweep_report.py::test_nothing_from_a_folder_is_taken_for_html",),
+        tests=("tests/test_sweep_report.py::test_texts_from_a_folder_are_escaped_in_html",),
     ),
     Defect(
         "lucky_seed_wins",
@@ -1071,7 +1053,9 @@ DEFECTS = (
         "runner/estimate/case.py",
         "isinstance(value, int) and LENGTHS.search(path)",
         "isinstance(value, int)",
-        tests=("tests/test_rehearse.py::test_a_batch_size_is_no_mere_number",),
+        tests=(
+            "tests/test_rehearse.py::test_runs_that_differ_in_batch_size_are_played_separately",
+        ),
     ),
     Defect(
         "rehearsal_tells_the_tracker",
@@ -1090,7 +1074,7 @@ DEFECTS = (
         "runner/importers/follow.py",
         "        elif key in draft.implied:\n",
         "        elif key in draft.implied or not has_row:\n",
-        tests=("tests/test_import.py::test_a_key_that_nobody_knows_is_told",),
+        tests=("tests/test_import.py::test_an_unknown_key_is_reported",),
     ),
     Defect(
         "imported_alpha_lost",
@@ -1110,7 +1094,7 @@ DEFECTS = (
         "",
         tests=(
             "tests/test_import.py::test_axolotl_dpo",
-            "tests/test_import.py::test_axolotl_grpo_leaves_code_of_the_users_own_to_the_command_line",
+            "tests/test_import.py::test_axolotl_grpo_leaves_user_code_to_the_command_line",
         ),
     ),
     Defect(
@@ -1120,7 +1104,7 @@ DEFECTS = (
         "is_token or is_named or form_of(value)",
         "is_token or form_of(value)",
         tests=("tests/test_import.py::test_no_secret_comes_through_whatever_it_is_called",),
-        slow=("tests/test_import.py::test_what_is_told_fits_80_columns_and_holds_no_secret",),
+        slow=("tests/test_import.py::test_messages_fit_80_columns_and_hold_no_secret",),
     ),
     # --- Commands ---------------------------------------------------------------------------------
     Defect(
@@ -1178,9 +1162,7 @@ DEFECTS = (
         "runner/training/components/args.py",
         '    "project": "runner",  # in trackio\n',
         '    "project": "runner",\n    "adam_epsilon": 1.0001e-8,\n',
-        slow=(
-            "tests/test_train.py::test_every_trainer_takes_real_steps_and_its_losses_equal_the_golden_file",
-        ),
+        slow=("tests/test_train.py::test_losses_of_every_trainer_equal_the_golden_file",),
     ),
     Defect(
         "order_of_nobody",
@@ -1189,9 +1171,7 @@ DEFECTS = (
         "runner/training/components/row_order.py",
         "sampler.generator = torch.Generator().manual_seed(seed + int(state.epoch or 0))",
         "sampler.generator = None",
-        tests=(
-            "tests/test_lengths.py::test_the_order_of_an_epoch_is_the_same_whatever_was_drawn_before",
-        ),
+        tests=("tests/test_lengths.py::test_the_order_of_an_epoch_depends_on_no_earlier_draw",),
     ),
     Defect(
         "speed_over_the_user",

@@ -1,9 +1,11 @@
-"""Mistakes that a developer could make, planted one at a time in a copy of the checkout: some test must fail of each.
+"""Mistakes that a developer could make, planted one at a time in a copy of the checkout.
 
-    python tests/fault/defects.py                    every defect with the tests that are listed for it
+A test fails for each.
+
+    python tests/fault/defects.py                    every defect with the tests listed for it
     python tests/fault/defects.py seal ppo           those whose name or file holds one of the words
-    python tests/fault/defects.py seal --slow        with the listed tests that train whole runs, too
-    python tests/fault/defects.py seal --tests tests/test_files.py tests/test_run.py     with these tests instead
+    python tests/fault/defects.py seal --slow        with listed tests that train whole runs, too
+    python tests/fault/defects.py seal --tests tests/test_files.py    with these tests instead
     python tests/fault/defects.py seal --all-tests   with all tests
 
 The defects are data, in ``defect_cases``. Code that moves takes its defects along: only ``file``,
@@ -39,12 +41,16 @@ from defect_cases import DEFECTS, Defect
 OPTIONS = ("-n0", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE")
 FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+)", re.MULTILINE)
 # of pytest's exit codes; any other one says that the tests did not run
-TESTS_FAILED, ALL_PASSED = 1, 0
+TESTS_FAILED = 1
+ALL_PASSED = 0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The tests that failed, of a parametrised one its name alone; ``trouble`` where they did not run to their end."""
+    """The tests that failed, without the parameters in their names.
+
+    ``trouble`` if they did not run to the end.
+    """
 
     failed: tuple[str, ...]
     seconds: float
@@ -63,7 +69,10 @@ def copy_checkout(place: Path, root: Path) -> Path:
 
 
 def plant(defect: Defect, text: str) -> str:
-    """The text of the defect's file with the mistake in it; ValueError where its place is not found exactly once."""
+    """The text of the defect's file with the mistake in it.
+
+    ValueError unless its place is found exactly once.
+    """
     if (count := text.count(defect.old)) != 1:
         raise ValueError(
             f"{defect.name}: its place is {count} times in {defect.file}, and not once"
@@ -73,7 +82,7 @@ def plant(defect: Defect, text: str) -> str:
 
 @contextmanager
 def planted(defect: Defect, copy: Path) -> Iterator[None]:
-    """Within it the copy has the defect."""
+    """A context within which the copy has the defect."""
     file = copy / defect.file
     text = file.read_text(encoding="utf-8")
     try:
@@ -84,15 +93,18 @@ def planted(defect: Defect, copy: Path) -> Iterator[None]:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write source, and remove what Python has compiled: it may have the same size and be of the same second."""
+    """Write source and remove the compiled file, which may have the same size and date from the
+    same second.
+    """
     file.write_text(text, encoding="utf-8")
     for compiled in file.parent.glob(f"__pycache__/{file.stem}.*.pyc"):
         compiled.unlink()
 
 
 def run_tests(copy: Path, tests: Sequence[str], seconds: float) -> Outcome:
-    """The outcome of some tests in a copy, in a process of their own that is ended when its time is over."""
-    began, failed = time.monotonic(), ()
+    """The outcome of some tests in a copy, in a process of their own with a time limit."""
+    began = time.monotonic()
+    failed = ()
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
     }
@@ -143,12 +155,18 @@ def choose(words: Sequence[str]) -> list[Defect]:
 
 
 def tests_for(defect: Defect, *, slow: bool) -> tuple[str, ...]:
-    """The listed tests of a defect; those that train whole runs only if asked for, or where there are no others."""
+    """The listed tests of a defect.
+
+    Those that train whole runs only on request or if there are no others.
+    """
     return (*defect.tests, *defect.slow) if slow or not defect.tests else defect.tests
 
 
 def check(defects: Sequence[Defect], asked: argparse.Namespace) -> int:
-    """Plant each defect and print which tests fail; 1 where one is not caught, or a test fails without any defect."""
+    """Plant each defect and print which tests fail.
+
+    1 if one is not caught, or a test fails without any defect.
+    """
     instead = ["tests"] if asked.all_tests else asked.tests
     chosen = {defect.name: instead or tests_for(defect, slow=asked.slow) for defect in defects}
     lost = []

@@ -1,4 +1,6 @@
-"""A full disk never costs the last good checkpoint, says so, and once there is space the run ends with the same bits.
+"""A full disk never costs the last good checkpoint.
+
+Once there is space, the run ends with the same bits.
 
     python tests/fault/disk.py                      26 sizes, 12 instants and every write of a save
     python tests/fault/disk.py --count 4            a few of each, and of the controls
@@ -65,19 +67,25 @@ INSTANTS = {
     "the last status": (r"\.status\.json\.", 18),
 }
 CALLS = ("write", "writev", "fsync", "ftruncate")
-CLONE_NEWNS, CLONE_NEWUSER, MS_PRIVATE, MS_REC = 0x20000, 0x10000000, 1 << 18, 1 << 14
+CLONE_NEWNS = 0x20000
+CLONE_NEWUSER = 0x10000000
+MS_PRIVATE = 1 << 18
+MS_REC = 1 << 14
 
 
 # --- Inside the command's process -----------------------------------------------------------------
 
 
 def on_a_small_disk(words: list[str]) -> int:
-    """Run a command on a small disk that fills up, and again when there is space; both are told in ``facts.json``.
+    """Run a command on a small disk that fills up, and again with free space.
+
+    Both are recorded in ``facts.json``.
 
     The first word says at which instant how many bytes are left. What it leaves is copied to
     ``result``.
     """
-    asked, words = json.loads(words[0]), words[1:]
+    asked = json.loads(words[0])
+    words = words[1:]
     outputs = Path("outputs").absolute()
     outputs.mkdir()
     mount(outputs, DISK)
@@ -100,12 +108,12 @@ def on_a_small_disk(words: list[str]) -> int:
 
 
 def is_torn(path: Path) -> bool:
-    """Whether a save was cut off and its remains are still there."""
+    """True if a save was cut off and its remains are still there."""
     return not (path / "seal.json").exists()
 
 
 def forked(words: list[str], asked: dict | None, outputs: Path) -> dict:
-    """The exit code and the words of a command in a child of this process."""
+    """The exit code and output of a command in a child of this process."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -150,7 +158,7 @@ def mount(folder: Path, size: int) -> None:
 
 
 def can_mount() -> bool:
-    """Whether a small disk can be had on this machine."""
+    """True if a small disk can be mounted on this machine."""
     code = "import disk, sys, pathlib; disk.mount(pathlib.Path(sys.argv[1]), 1 << 20)"
     with tempfile.TemporaryDirectory() as folder:
         variables = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{TESTS}:{TESTS.parent}"}
@@ -163,8 +171,9 @@ def can_mount() -> bool:
 
 
 def fill_at(asked: dict, outputs: Path) -> None:
-    """Leave so many bytes free from the instant on at which a file is touched for the n-th time."""
-    writes, done = 0, False
+    """Leave so many bytes free from the moment at which a file is touched for the n-th time."""
+    writes = 0
+    done = False
 
     def hook(event: str, arguments: tuple) -> None:
         nonlocal writes, done
@@ -192,7 +201,9 @@ def fill(path: Path, free: int) -> None:
 
 
 def fails_at_a_write(words: list[str]) -> int:
-    """Run a command of which the k-th call of a kind fails inside the second save, as on a full disk."""
+    """Run a command in which the k-th call of a kind fails inside the second save, as on a full
+    disk.
+    """
     from runner.__main__ import main
 
     call, number = words[0].split(":")
@@ -220,10 +231,12 @@ def fails_at_a_write(words: list[str]) -> int:
 
 
 class Whole:
-    """The run that nothing disturbed, with the size of its checkpoints."""
+    """The undisturbed run, with the size of its checkpoints."""
 
     def __init__(self, root: Path, warm: Warm):
-        self.root, self.warm, self.count = root, warm, 0
+        self.root = root
+        self.warm = warm
+        self.count = 0
         place = Place(root / "whole", root, warm)
         unbroken(place, SFT)
         self.wanted = run_files(place.run)
@@ -235,7 +248,7 @@ class Whole:
         return Place(self.root / f"place-{self.count}", self.root, self.warm, door)
 
     def filled(self, pattern: str, count: int, free: int) -> tuple[bool, str]:
-        """Whether the disk was too small, and what was not as promised."""
+        """Run on a small disk; return whether it was too small, and the broken promises."""
         place = self.place("disk:on_a_small_disk")
         asked = json.dumps({"pattern": pattern, "count": count, "free": free})
         done = place.start((asked, *SFT)).wait()
@@ -245,7 +258,7 @@ class Whole:
         shutil.rmtree(place.folder / "outputs")
         (place.folder / "result").rename(place.folder / "outputs")
         bad = "" if facts["first"]["code"] == 0 else misses(facts)
-        # What trains anew from the first step does not measure its start model again, nor log that.
+        # A run that starts over from the first step does not measure its start model again.
         anew = not facts["sealed"] and {"trainer_state.json"}
         bad = bad or self.differs(place, facts["second"], anew or set())
         return facts["first"]["code"] != 0, bad
@@ -266,7 +279,7 @@ class Whole:
             "torn": torn,
             "damaged": damaged,
         }
-        # a write to the terminal may fail and nobody mind
+        # a write to the terminal may fail
         bad = misses(facts) if done.returncode else ""
         place.door = "runner.__main__:main"
         again = place.start(SFT).wait()
@@ -282,7 +295,10 @@ class Whole:
         return f"differs in {', '.join(names)}" if names else ""
 
     def control(self, free: int) -> str:
-        """What the plain trainer does on the same small disk: finished, or how it ended when there was space again."""
+        """The end of the plain trainer on the same small disk.
+
+        Finished, or how it ended once there was space.
+        """
         place = self.place("disk:on_a_small_disk")
         asked = json.dumps({"pattern": r"os\.mkdir .*checkpoint-2$", "count": 1, "free": free})
         os.environ["CONTROL"] = "1"
@@ -301,7 +317,7 @@ class Whole:
 
 
 def misses(facts: dict) -> str:
-    """What a run that met a full disk did not do; empty where it did it all."""
+    """The promises that a run on a full disk has broken."""
     text = facts["first"]["text"]
     wrong = [f"exit code {facts['first']['code']}"] if facts["first"]["code"] != 5 else []
     wrong += [f"not said: {word}" for word in ("full", "free", "type ") if word not in text]
@@ -313,7 +329,7 @@ def misses(facts: dict) -> str:
 
 
 def told_of(name: str, cases: dict[str, tuple[bool, str]]) -> int:
-    """Print what became of some cases, and give back how many missed."""
+    """Print the outcomes of some cases, and return the number of misses."""
     bad = {case: text for case, (_, text) in cases.items() if text}
     hit = sum(hit for hit, _ in cases.values())
     print(
@@ -342,7 +358,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--count", type=int, default=1000, help="most cases of each kind")
-    asked, bad = parser.parse_args(), 0
+    asked = parser.parse_args()
+    bad = 0
     if not can_mount():
         print("no tmpfs may be mounted here: run as root, or allow user namespaces")
         return 1

@@ -1,6 +1,6 @@
-"""A run of ours beside the script that one would write with TRL for it: the same losses and weights, bit for bit.
+"""A run of ours beside the equivalent TRL script: the same losses and weights, bit for bit.
 
-    python tests/fault/equal.py [TRAINER ...]     trains each trainer of the menu that is TRL's in both ways
+    python tests/fault/equal.py [TRAINER ...]    trains each of TRL's trainers in both ways
 
 The script has the fields of the config that the run has, makes its rows of the file, and leaves the
 rest to TRL.
@@ -35,7 +35,7 @@ from runner.reward.rule import sorted_digits
 from runner.run import Run
 from runner.run.history import read_metrics
 
-# Of a machine without a GPU; TRL assumes one.
+# For a machine without a GPU; TRL assumes one.
 HERE = {
     "use_cpu": True,
     "bf16": False,
@@ -50,7 +50,7 @@ def reward(prompts: list[Any], completions: list[Any], digits: list[str], **_: A
     return sorted_digits(completions, digits)
 
 
-# A row of preferences as the forms of ours call it.
+# The columns of a preference row, in the names of our forms.
 FORMS = {
     "preference": lambda row: {name: row[name] for name in ("prompt", "chosen", "rejected")},
     "demonstration": lambda row: {"prompt": row["prompt"], "completion": row["chosen"]},
@@ -65,8 +65,12 @@ FORMS = {
 
 
 def rows_of(cfg: dict[str, Any]) -> Dataset:
-    """The training rows; those of both sides of a preference are mixed as ours are, because TRL mixes none."""
-    node, form = cfg["dataset"], cfg["trainer"]["form"]
+    """The training rows.
+
+    Both sides of a preference are shuffled as ours are, because TRL shuffles none.
+    """
+    node = cfg["dataset"]
+    form = cfg["trainer"]["form"]
     if form not in FORMS:
         return load_rows(
             node["path"], form=node["form"], limit=node["limit"], to=form, seed=cfg["seed"]
@@ -82,13 +86,14 @@ def rows_of(cfg: dict[str, Any]) -> Dataset:
 
 
 def train_plainly(cfg: dict[str, Any], folder: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """The losses and the weights of TRL's trainer on the rows and with the fields of a frozen configuration."""
+    """The losses and weights of TRL's trainer with rows and fields of a frozen configuration."""
 
     def find(target: str) -> Any:
         module, _, name = target.rpartition(".")
         return getattr(import_module(module), name)
 
-    node, path = cfg["trainer"], shipped(cfg["model"]["path"])
+    node = cfg["trainer"]
+    path = shipped(cfg["model"]["path"])
     set_seed(cfg["seed"])
     fields = {name: value for name, value in node["args"].items() if name != "_target_"}
     args = find(node["args"]["_target_"])(output_dir=str(folder), seed=cfg["seed"], **HERE | fields)
@@ -109,7 +114,7 @@ def train_plainly(cfg: dict[str, Any], folder: Path) -> tuple[list[float], dict[
 
 
 def differences(run: Run, folder: Path) -> list[str]:
-    """The losses and the weights in which a finished run differs from the script; none if they are the same bits."""
+    """The losses and weights in which a finished run differs from the script, bit for bit."""
     losses, weights = train_plainly(run.cfg, folder)
     ours = load_file(run.model / "model.safetensors")
     losses_found = [line["loss"] for line in read_metrics(run.metrics) if "loss" in line]

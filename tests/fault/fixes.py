@@ -1,8 +1,10 @@
-"""No fix that is printed fails when it is typed: each is, on top of the words that it was printed for.
+"""No printed fix fails when it is typed.
+
+Each is typed on top of the words for which it was printed.
 
     python tests/fault/fixes.py                 the fixes of every case of ``bad_input``
     python tests/fault/fixes.py number null     of those whose kind or name holds one of the words
-    PYTHONPATH=tests/fault python -m pytest -p fixes -s tests/test_door.py    of what commands of these tests print
+    PYTHONPATH=tests/fault python -m pytest -p fixes -s tests/test_door.py    of these tests' output
 
 A fix may offer several ways ("A, or B"); each is tried by itself, in a new folder with the files of
 the case, as a user would: a word takes the place of the one with its key, "leave X out" takes the
@@ -37,16 +39,17 @@ WORD = re.compile(r"[+~]*[\w./@-]+=.*|~[\w./]+|-m|--[\w-]+(=.*)?", re.DOTALL)
 PYTHON = "python -m runner"
 HERE = ("iconv", "mv", "jq", "sed", "chmod", "cp", "ls")  # commands that change nothing elsewhere
 ELSEWHERE = ("pip", "hf", "git", "unzip", "cd", "df", "ulimit", "unset HF_HUB_OFFLINE")
-# what means something to a shell
+# characters with a meaning for a shell
 UNQUOTED = re.compile(r"""'[^']*'|"[^"]*"|\\.|([][(){}*?;&|<>$`!#])""")
-TYPED, UNTYPED = ("words", "command", "shell"), ("placeholder", "sentence", "elsewhere")
+TYPED = ("words", "command", "shell")
+UNTYPED = ("placeholder", "sentence", "elsewhere")
 SAME_WORDS = "<the same words>"
 WHOLE = r"""(?:'[^']*'|"[^"]*"|<[^<>]*>|[^'"<>])"""  # a piece of text that is not cut inside
 
 
 @dataclass(frozen=True)
 class Told:
-    """A fault as it was printed."""
+    """A fault as printed."""
 
     where: str
     found: str = ""
@@ -55,7 +58,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Way:
-    """One way that a fix offers: its text, its kind, and the words that it makes of those that were typed.
+    """One way that a fix offers: its text, its kind, and what it makes of the typed words.
 
     ``shell`` is a command that is run before them, ``variables`` what it sets or takes out of the
     environment.
@@ -66,7 +69,7 @@ class Way:
     words: tuple[str, ...] = ()
     shell: str = ""
     variables: dict[str, str] = field(default_factory=dict)
-    wrong: str = ""  # letters that a shell would not leave alone
+    wrong: str = ""  # characters that a shell would interpret
 
 
 def read_faults(text: str) -> list[Told]:
@@ -81,14 +84,14 @@ def read_faults(text: str) -> list[Told]:
 
 
 def read_ways(told: Told, words: Sequence[str]) -> Iterator[Way]:
-    """The ways that a fix offers to who has typed ``words``."""
+    """The ways that a fix offers after ``words`` were typed."""
     fix = re.sub(r"\s\s\([^()]*\)", "", told.fix)
     for text in re.split(rf"(?:, or|; or|;| or) (?={WHOLE}*$)", fix):
         yield read_way(told, text.strip(), tuple(words))
 
 
 def read_way(told: Told, text: str, words: tuple[str, ...]) -> Way:
-    """What one way asks for; "first this, then that" is both."""
+    """Read what one way asks for; "first this, then that" is both."""
     first, then, last = text.partition(", then ")
     if then:
         both = read_way(told, first, words), read_way(told, last, words)
@@ -118,7 +121,7 @@ def read_way(told: Told, text: str, words: tuple[str, ...]) -> Way:
     if not all(map(WORD.fullmatch, parts)):
         return Way(text, "sentence")
     typed_values = {word.partition("=")[2] for word in words if key_of(word) == told.where}
-    # of one word for another, or of none that is known
+    # one word for another, or an unknown one
     values = {part.partition("=")[2] for part in parts}
     renames = values == typed_values or bool(
         re.search("no such (key|field)|has no such|no option", told.found)
@@ -137,7 +140,7 @@ def read_way(told: Told, text: str, words: tuple[str, ...]) -> Way:
 
 
 def without(told: Told, words: tuple[str, ...]) -> tuple[str, ...]:
-    """The words without the one that could not be read, or the flag that is none with its value."""
+    """The words without the unreadable one, or without the unknown flag and its value."""
     for place, word in enumerate(words):
         flag = word.replace("-", "_").partition("=")[0].lstrip("_")
         if told.where.startswith("--") and flag == told.where.lstrip("-") and word.startswith("-"):
@@ -153,7 +156,7 @@ def key_of(word: str) -> str:
 
 
 def is_of(word: str, name: str) -> bool:
-    """True for a word whose key is, or ends with, what is to be left out."""
+    """True for a word whose key is, or ends with, the key to leave out."""
     return key_of(word) == name or key_of(word).endswith(f".{name}")
 
 
@@ -165,7 +168,7 @@ def is_training(words: Sequence[str]) -> bool:
 
 
 def judge(told: Told, faults: Sequence[Told], way: Way, outcome: bad_input.Outcome) -> str:
-    """What is wrong with a way that came to this, of a fault among these; empty where nothing is."""
+    """The faults of a way with this outcome, given the faults before it."""
     if way.wrong:
         return f"without quotes: {way.wrong}"
     # which only show something
@@ -188,7 +191,7 @@ class Typist:
         self.warm = Warm(folder / "warm")
 
     def say(self, case: Case) -> bad_input.Outcome:
-        """What a case comes to, behind the door where its fault is found there."""
+        """The output of a case, from behind the door if its fault is found there."""
         shutil.rmtree(self.folder / "case", ignore_errors=True)
         return bad_input.run(case, self.folder / "case", self.warm if case.late else None)
 
@@ -200,8 +203,9 @@ class Typist:
                 count(f"{case.kind} {case.name}", case.words, told, way, wrong)
 
     def type(self, case: Case, faults: Sequence[Told], told: Told, way: Way) -> str:
-        """What is wrong with a way; empty where it works."""
-        files, problem = dict(case.files), []
+        """The faults of a way when it is typed."""
+        files = dict(case.files)
+        problem = []
         if way.shell:
 
             def change(path: Path) -> None:
@@ -227,13 +231,16 @@ class Counts:
     """The ways by their kind, and those that failed; prints each of these, or all."""
 
     def __init__(self, verbose: bool = False):
-        self.kinds, self.failed, self.verbose = Counter(), 0, verbose
+        self.kinds = Counter()
+        self.failed = 0
+        self.verbose = verbose
 
     def __call__(self, name: str, words: Sequence[str], told: Told, way: Way, wrong: str) -> None:
         self.kinds[way.kind] += 1
         self.failed += bool(wrong)
         if wrong or self.verbose:
-            verdict, typed = "MISS" if wrong else "ok", shlex.join(words)[:300]
+            verdict = "MISS" if wrong else "ok"
+            typed = shlex.join(words)[:300]
             text = (
                 f"{verdict:<4} {name}: {typed}\n"
                 f"       {told.where}: {told.found}\n       type {way.text}\n"
@@ -249,17 +256,18 @@ class Counts:
         )
 
 
-# --- As a plugin of pytest: the faults that tests meet ----------------------------------------------
+# --- As a plugin of pytest: the faults that tests meet --------------------------------------------
 
 
 def pytest_configure(config) -> None:
-    """Have what is printed by a command of a test be typed at once, in the folder that the test has made."""
+    """Type whatever the command of a test prints at once, in the folder that the test has made."""
     import conftest
 
     from runner import __main__
 
     config.fixes = count = Counts(config.option.verbose > 1)
-    real, call = __main__.main, conftest.Command.__call__
+    real = __main__.main
+    call = conftest.Command.__call__
 
     def main_and_fixes(argv=None) -> int:
         told: list[str] = []
@@ -286,7 +294,8 @@ def pytest_configure(config) -> None:
     from runner import errors
 
     as_text = errors.RunnerError.__str__
-    __main__.main, conftest.Command.__call__ = main_and_fixes, call_and_fixes
+    __main__.main = main_and_fixes
+    conftest.Command.__call__ = call_and_fixes
 
 
 def pytest_terminal_summary(terminalreporter, config) -> None:
@@ -296,7 +305,7 @@ def pytest_terminal_summary(terminalreporter, config) -> None:
 def try_all(
     words: list[str], text: str, again: Callable[[Sequence[str]], bad_input.Outcome], count: Counts
 ) -> None:
-    """Type the fixes of an error; files are left alone, for the test that has made them."""
+    """Type the fixes of an error; files are left alone, because the test has made them."""
     faults = read_faults(text)
     for told in faults:
         for way in read_ways(told, words):
@@ -332,13 +341,12 @@ def fork_main(real: Callable[[list[str]], int], words: Sequence[str]) -> bad_inp
 
 def main(words: list[str]) -> int:
     folder = Path(tempfile.mkdtemp(prefix="fixes-"))
-    typist, count = Typist(folder), Counts("-v" in words)
+    typist = Typist(folder)
+    count = Counts("-v" in words)
     try:
+        wanted = [word for word in words if word != "-v"]
         for case in BAD:
-            chosen = [word for word in words if word != "-v"]
-            if not case.skip and (
-                not chosen or any(word in f"{case.kind} {case.name}" for word in chosen)
-            ):
+            if not case.skip and bad_input.is_wanted(case, wanted):
                 typist.try_fixes(case, count)
     finally:
         typist.warm.close()

@@ -91,7 +91,7 @@ print("ready", flush=True)
 while True:
     time.sleep(1)
 """
-SECONDS = 60  # that what a dead driver has started may live
+SECONDS = 60  # that the children of a dead driver may live
 
 
 def make_place(root: Path, name: str, warm: Warm, door: str = "runner.__main__:main") -> Place:
@@ -100,11 +100,11 @@ def make_place(root: Path, name: str, warm: Warm, door: str = "runner.__main__:m
     return place
 
 
-# --- Pairs ----------------------------------------------------------------------------------------------------------
+# --- Pairs ----------------------------------------------------------------------------------------
 
 
 def misses_of_pairs(root: Path, warm: Warm, count: int, chance: random.Random) -> Iterator[str]:
-    """Each pair of which not exactly one starts, or whose loser or next start is not as it must be."""
+    """Each pair of which not exactly one starts, or whose loser or next start behaves wrongly."""
     for number in range(count):
         place = make_place(root, f"pair-{number}", warm)
         yield from (
@@ -115,7 +115,8 @@ def misses_of_pairs(root: Path, warm: Warm, count: int, chance: random.Random) -
 
 def misses_of_pair(place: Place, kills: bool) -> Iterator[str]:
     (place.folder / "held").touch()
-    words, began = (*QUICK, *HELD), datetime.now(UTC) - timedelta(seconds=1)
+    words = (*QUICK, *HELD)
+    began = datetime.now(UTC) - timedelta(seconds=1)
     pair = [place.start(words), place.start(words)]
     loser = first_ended(pair)
     (winner,) = [start for start in pair if start is not loser]
@@ -135,7 +136,8 @@ def misses_of_pair(place: Place, kills: bool) -> Iterator[str]:
         winner.send(9)
         winner.wait()
     (place.folder / "held").unlink()
-    code, after = winner.wait().returncode, place.start(words).wait()
+    code = winner.wait().returncode
+    after = place.start(words).wait()
     if code != (-9 if kills else 0) or after.returncode:
         yield (
             f"the first left with {code}, "
@@ -158,16 +160,18 @@ def runs_in(place: Place) -> list[Path]:
 
 
 def control(root: Path, warm: Warm) -> int:
-    """How many of two plain trainers in one folder are refused."""
+    """The number of plain trainers that are refused, of two in one folder."""
     place = make_place(root, "plain", warm, "plain:main")
     return sum(process.wait().returncode != 0 for process in [place.start(()), place.start(())])
 
 
-# --- Starts ---------------------------------------------------------------------------------------------------------
+# --- Starts ---------------------------------------------------------------------------------------
 
 
 def misses_of_starts(root: Path, warm: Warm, count: int, chance: random.Random) -> Iterator[str]:
-    """Each seed that did not get one folder with its own files, in which one of its two commands started."""
+    """Each seed without a single folder of its own files, started by exactly one of its two
+    commands.
+    """
     place = make_place(root, "starts", warm, "folder:when_all_may")
     words = (*QUICK, "launcher._target_=mine.note", "allow=[mine]")
     started = []
@@ -193,7 +197,10 @@ def misses_of_starts(root: Path, warm: Warm, count: int, chance: random.Random) 
 
 
 def when_all_may(words: list[str]) -> int:
-    """The command, once there is a file ``go``; what waits for it starts within hundredths of a second."""
+    """Start the command as soon as there is a file ``go``.
+
+    All that wait for it start at almost the same time.
+    """
     from runner.__main__ import main
 
     while not os.path.exists("go"):
@@ -201,11 +208,11 @@ def when_all_may(words: list[str]) -> int:
     return main(words)
 
 
-# --- Again ----------------------------------------------------------------------------------------------------------
+# --- Again ----------------------------------------------------------------------------------------
 
 
 def misses_of_again(root: Path, warm: Warm, count: int, chance: random.Random) -> Iterator[str]:
-    """What the same command changes in a finished run."""
+    """The changes that the same command makes to a finished run."""
     for trainer in ("sft", "ppo"):
         place = make_place(root, f"again-{trainer}", warm)
         words = (*WORDS, *TRAINERS[trainer], "trainer.args.max_steps=2")
@@ -230,11 +237,11 @@ def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
     }
 
 
-# --- Driver ---------------------------------------------------------------------------------------------------------
+# --- Driver ---------------------------------------------------------------------------------------
 
 
 def misses_of_driver(root: Path, warm: Warm, count: int, chance: random.Random) -> Iterator[str]:
-    """Each killed driver of which something lives on, and what a stranger gets of it."""
+    """Each killed driver that leaves something alive, and what a stranger notices of it."""
     place = make_place(root, "driver", warm)
     before = set(below(warm))
     began = time.monotonic()
@@ -275,12 +282,12 @@ def misses_of_driver(root: Path, warm: Warm, count: int, chance: random.Random) 
 
 
 def below(warm: Warm) -> list[psutil.Process]:
-    """All that this process has forked, or that came down to it."""
+    """All processes that this one has forked or adopted."""
     return psutil.Process(warm.process.pid).children(recursive=True)
 
 
 def left_of(warm: Warm, before: set[psutil.Process]) -> list[str]:
-    """What still lives below this process when its time is over, but for others that were there before."""
+    """The processes below this one that still live after their time, except those in ``before``."""
     deadline = time.monotonic() + SECONDS
     while living := [
         process for process in below(warm) if process not in before and lives(process)
@@ -316,7 +323,8 @@ def main() -> int:
     asked = parser.parse_args()
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
-        warm, chance = Warm(Path(folder) / "warm"), random.Random(asked.seed)
+        warm = Warm(Path(folder) / "warm")
+        chance = random.Random(asked.seed)
         for kind in asked.kind or KINDS:
             count = asked.count or COUNTS[kind]
             misses = list(KINDS[kind](Path(folder), warm, count, chance))

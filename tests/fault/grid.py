@@ -1,4 +1,6 @@
-"""Every case of the grids, of which the suite has representatives: trainers, adapters, losses, trackers and the like.
+"""Every case of the grids of trainers, adapters, losses, trackers and the like.
+
+The suite has representatives.
 
     python tests/fault/grid.py                    all of them, about twelve minutes of one processor
     python tests/fault/grid.py tests/test_peft.py -k lora

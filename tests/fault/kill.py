@@ -1,4 +1,4 @@
-"""Killed at any instant, the same command continues to the same bits; and the plain trainer of TRL does not.
+"""Killed at any instant, the same command continues to the same bits; TRL's plain trainer does not.
 
     python tests/fault/kill.py --count 200            about ten minutes of one processor
     python tests/fault/kill.py --count 20 ppo lora
@@ -97,7 +97,7 @@ SPREAD = {
     "fsdp2-lora-ppo": ("trainer=ppo", "peft=lora", "strategy=fsdp2", "trainer.args.kl_target=0.1"),
     "fsdp2-grpo": ("trainer=grpo", "strategy=fsdp2", *GROUPS, "kl_coef=0.1", *SYNCED),
 }
-# The toys whole, which bring model and rows: an agent of two stages, by GRPO and by PPO, and a
+# The full toys, which bring model and rows: an agent of two stages, by GRPO and by PPO, and a
 # model of images.
 TOY = ("name=run", "trainer.args.logging_steps=1")
 ASKING = (
@@ -130,7 +130,7 @@ TOYS = {
         ),
     ),
 }
-DROPOUT = ("sft", "reward")  # the others need a model that says the same twice
+DROPOUT = ("sft", "reward")  # the others need a model that gives the same output twice
 # Where a kill lands, by what was touched last, and how often it is chosen.
 PLACES = {
     "save": (r"/checkpoint", 8),
@@ -142,13 +142,13 @@ PLACES = {
 }
 KILLS_A_RUN = 4
 MOMENT = 0.03  # most seconds between an instant and a kill
-# What is of the clock, by how its name ends.
+# Figures of the clock, by the end of their names.
 CLOCK = ("_seconds", "_per_second", "_runtime", "_time")
 
 
 @dataclass
 class Tally:
-    """What became of the runs of one trainer."""
+    """The counts for the runs of one trainer."""
 
     kills: int = 0
     inside: int = 0
@@ -204,7 +204,7 @@ class Place:
         return self.warm.start([*words], self.folder, first, instant_of_kill, self.door)
 
     def wait(self, started: Started) -> subprocess.CompletedProcess:
-        """The end of a command, and of those that train as one with it, which go where it goes."""
+        """Wait for the end of a command, and of its companions, which may end in any way."""
         done = started.wait()
         for companion in self.others:
             if done.returncode == -9:
@@ -213,7 +213,7 @@ class Place:
         return done
 
     def records(self) -> dict[str, object]:
-        """All that the runs of this folder leave, by a name; see :func:`run_files`."""
+        """The content of all runs of this folder, by name; see :func:`run_files`."""
         records = {}
         for folder in (path.parent for path in sorted(self.folder.glob("outputs/*/*/config.yaml"))):
             files = run_files(Run(folder))
@@ -235,7 +235,7 @@ class Place:
         return Run(next(self.folder.glob("outputs/run/*-*")))
 
     def torn(self) -> bool:
-        """Whether a save was cut off: a checkpoint without a seal, or one that was about to go."""
+        """True if a save was cut off: a checkpoint without a seal, or one about to be deleted."""
         checkpoints = self.folder.glob("outputs/**/*checkpoint-*")
         seal_name = SEAL if self.door == DOOR else "trainer_state.json"
         return any(
@@ -247,7 +247,7 @@ class Place:
 def kill_at(
     place: Place, words: tuple[str, ...], pattern: str, count: int, moment: float, power: bool
 ) -> int:
-    """The exit code of the command, which is killed ``moment`` seconds after an instant; -9 where it was.
+    """The exit code of the command, killed ``moment`` seconds after an instant; -9 if it was.
 
     ``power`` takes from each file what was not synced by then.
     """
@@ -269,7 +269,7 @@ def kill_at(
 
 
 def fail_power(folder: Path, synced: Path) -> None:
-    """Cut off, in a folder of a stopped command, what it has not synced: a copy takes the place of each file.
+    """Undo all writes in the folder of a stopped command that were not synced.
 
     What was synced when the power failed before stays.
     """
@@ -293,7 +293,7 @@ def storm(
     chance: random.Random,
     power: bool = False,
 ) -> Tally:
-    """Kill a run again and again, and then let it finish; ``touches`` are those of an undisturbed one."""
+    """Kill a run again and again, then let it finish; ``touches`` are of an undisturbed one."""
     tally = Tally(runs=1)
     weights = [weight for _, weight in PLACES.values()]
     for again in range(kills):
@@ -316,7 +316,9 @@ def storm(
 
 
 def run_files(run: Run) -> dict[str, object]:
-    """All that a run leaves, by a name: hashes of weights and of the last checkpoint, the record, the names of files.
+    """The content of a run by file name.
+
+    Hashes of weights and of the last checkpoint, the log, the names.
 
     Left out is what holds the clock or the place of the run.
     """
@@ -339,7 +341,10 @@ def run_files(run: Run) -> dict[str, object]:
 
 
 def content(path: Path) -> str:
-    """The hash of a file; of the optimizer of a sharded model that of its values (tuples are lists once loaded)."""
+    """The hash of a file.
+
+    For the optimizer of a sharded model, the hash of its values (loading makes tuples lists).
+    """
     if path.name != "optimizer.bin":
         return sha256(path)
     import torch
@@ -351,7 +356,7 @@ def content(path: Path) -> str:
 
 
 def timeless(value: object) -> object:
-    """The same without what tells of the clock."""
+    """The same without figures of the clock."""
     if isinstance(value, dict):
         clocks = {
             key
@@ -363,7 +368,7 @@ def timeless(value: object) -> object:
 
 
 def unbroken(place: Place, words: tuple[str, ...]) -> list[str]:
-    """Run the command undisturbed; the touches of files that it makes."""
+    """Run the command undisturbed; return the touches of files."""
     record = place.root / f"{place.folder.name}.touches"
     done = place.wait(place.start(words, record=str(record)))
     assert done.returncode == 0, done.stderr
@@ -379,13 +384,16 @@ def punish(
     most: int = KILLS_A_RUN,
     power: bool = False,
 ) -> Tally:
-    """Runs of a trainer until there were enough kills, at most so many each, compared with the undisturbed one."""
+    """Runs of a trainer until there are enough kills, with a limit for each, compared with the
+    undisturbed run.
+    """
     words = (*SHARED, *TOGETHER[trainer]) if trainer in TOGETHER else TOYS.get(trainer, ())
     words = words or (*WORDS, *(TRAINERS | SPREAD)[trainer])
     processes = 2 if trainer in ("two", *SPREAD) else 1
     settings = {"dropout": 0.1 if trainer in DROPOUT else 0.0, "processes": processes}
     uninterrupted = Place(root / trainer, root, warm, **settings)
-    touches, total = unbroken(uninterrupted, words), Tally()
+    touches = unbroken(uninterrupted, words)
+    total = Tally()
     wanted = uninterrupted.records()
     while total.kills < kills:
         place = Place(root / f"{trainer}-{total.runs}", root, warm, **settings)
@@ -408,7 +416,8 @@ def punish(
 def control(kills: int, root: Path, warm: Warm, chance: random.Random) -> Tally:
     """The same with TRL's own trainer; see ``plain``."""
     uninterrupted = Place(root / "plain", root, warm, "plain:main")
-    touches, total = unbroken(uninterrupted, ()), Tally()
+    touches = unbroken(uninterrupted, ())
+    total = Tally()
     weights = "outputs/plain/model/model.safetensors"
     while total.kills < kills:
         place = Place(root / f"plain-{total.runs}", root, warm, "plain:main")
@@ -445,7 +454,8 @@ def main() -> int:
     tallies = {}
     with tempfile.TemporaryDirectory() as folder:
         root = (asked.keep or Path(folder)).absolute()
-        warm, chance = Warm(root / "warm"), random.Random(asked.seed)
+        warm = Warm(root / "warm")
+        chance = random.Random(asked.seed)
         print(
             f"{'':<8} {'kills':>6} {'inside a save':>14} "
             f"{'runs':>6} {'finished':>9} {'bit-equal':>10}"

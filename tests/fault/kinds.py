@@ -1,7 +1,8 @@
-"""Kinds of configuration after what TRL's own tests train (kinds.yaml), each composed, and trained for two steps.
+"""Kinds of configuration modelled on TRL's own tests (kinds.yaml), composed, and trained for two
+steps.
 
-    python tests/fault/kinds.py [TRAINER ...]     prints each that did not do as it should, and a table by trainer
-    python tests/fault/kinds.py --compose         composes and checks alone
+    python tests/fault/kinds.py [TRAINER ...]     prints each wrong one, and a table by trainer
+    python tests/fault/kinds.py --compose         only composes and checks
 
 A kind trains, or is refused in the words that kinds.yaml names: exit 2 or 5 before a step is taken,
 and no traceback.
@@ -51,7 +52,8 @@ async def late(completions, **_):
     return [float(len(str(each)) % 5) for each in completions]
 
 def some(completions, **_):
-    return [None if number % 2 else float(len(str(each)) % 7) for number, each in enumerate(completions)]
+    scores = [float(len(str(completion)) % 7) for completion in completions]
+    return [None if number % 2 else score for number, score in enumerate(scores)]
 
 def none(completions, **_):
     return [None for _ in completions]
@@ -74,7 +76,10 @@ def of_state(completions, trainer_state, **_):
 
 @dataclass(frozen=True)
 class Kind:
-    """One configuration: who trains it, its name, its words, and a word of the refusal where it cannot be trained."""
+    """One configuration.
+
+    Its trainer, name and words, and a word of the refusal if it cannot be trained.
+    """
 
     trainer: str
     name: str
@@ -116,93 +121,100 @@ def read_kinds() -> Iterator[Kind]:
                 yield Kind(trainer, name, words, refused)
 
 
+def turn(role: str, text: str) -> list[dict[str, Any]]:
+    return [{"role": role, "content": text}]
+
+
+SCHEMA = {"type": "object", "properties": {"digits": {"type": "string"}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "sort", "description": "Sorts.", "parameters": SCHEMA},
+}
+
+
 def write_rows(folder: Path) -> None:
     """The files of rows that kinds name, each in 24 lines, and their plug-ins."""
     (folder / "kinds_parts.py").write_text(PARTS)
-
-    def turn(role: str, text: str) -> list[dict[str, Any]]:
-        return [{"role": role, "content": text}]
-
-    schema = {"type": "object", "properties": {"digits": {"type": "string"}}}
-    tool = {
-        "type": "function",
-        "function": {"name": "sort", "description": "Sorts.", "parameters": schema},
-    }
     files: dict[str, list[dict[str, Any]]] = {}
     for number in range(24):
-        digits = f"{number % 10} {number % 7} {number % 3}"
-        prompt, good, bad = (
-            f"Sort these digits: {digits}",
-            " ".join(sorted(digits.split())),
-            digits + " 9",
-        )
-        user, right, wrong = turn("user", prompt), turn("assistant", good), turn("assistant", bad)
-        function = {"name": "sort", "arguments": {"digits": digits}}
-        called = [
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"type": "function", "function": function}],
-            }
-        ]
-        called += [{"role": "tool", "name": "sort", "content": good}]
-        ids = [12 + number % 5, 14, 15, 16, END]
-        rows = {
-            "text": {"text": f"{prompt} {good}"},
-            "messages": {"messages": user + right},
-            "completion": {"prompt": prompt, "completion": " " + good},
-            "completion_turns": {"prompt": user, "completion": right},
-            "sharegpt": {
-                "conversations": [
-                    {"from": "human", "value": prompt},
-                    {"from": "gpt", "value": good},
-                ]
-            },
-            "tokens": {"input_ids": ids, "labels": [-100, -100, *ids[2:]]},
-            "masks": {"input_ids": ids, "completion_mask": [0, 0, 1, 1, 1]},
-            "tools": {"messages": user + called + right, "tools": [tool]},
-            "tools_text": {"messages": user + called + right, "tools": json.dumps([tool])},
-            "arguments": {
-                "messages": user + right,
-                "chat_template_kwargs": {"enable_thinking": bool(number % 2)},
-            },
-            "pairs": {"prompt": prompt, "chosen": " " + good, "rejected": " " + bad},
-            "pairs_implicit": {"chosen": f"{prompt} {good}", "rejected": f"{prompt} {bad}"},
-            "pairs_turns": {"prompt": user, "chosen": right, "rejected": wrong},
-            "pairs_turns_implicit": {"chosen": user + right, "rejected": user + wrong},
-            "pairs_margin": {
-                "prompt": prompt,
-                "chosen": " " + good,
-                "rejected": " " + bad,
-                "margin": 0.5,
-            },
-            "pairs_tokens": {"chosen_ids": ids, "rejected_ids": ids[:3]},
-            "tools_pairs": {
-                "prompt": user + called,
-                "chosen": right,
-                "rejected": wrong,
-                "tools": [tool],
-            },
-            "pairs_arguments": {
-                "prompt": user,
-                "chosen": right,
-                "rejected": wrong,
-                "chat_template_kwargs": {"a": 1},
-            },
-            "labelled": {"prompt": prompt, "completion": " " + good, "label": bool(number % 2)},
-            "labelled_turns": {"prompt": user, "completion": right, "label": bool(number % 2)},
-            "prompts": {"prompt": prompt},
-            "prompts_turns": {"prompt": user},
-            "prompts_arguments": {"prompt": user, "chat_template_kwargs": {"a": 1}},
-        }
-        for name, row in rows.items():
+        for name, row in rows_of(number).items():
             files.setdefault(name, []).append(row)
-    for name, lines in files.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    for name, rows in files.items():
+        lines = [json.dumps(row) + "\n" for row in rows]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+
+
+def rows_of(number: int) -> dict[str, dict[str, Any]]:
+    """One row of each file."""
+    digits = f"{number % 10} {number % 7} {number % 3}"
+    prompt = f"Sort these digits: {digits}"
+    good = " ".join(sorted(digits.split()))
+    bad = digits + " 9"
+    user = turn("user", prompt)
+    right = turn("assistant", good)
+    wrong = turn("assistant", bad)
+    function = {"name": "sort", "arguments": {"digits": digits}}
+    called = [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": function}],
+        }
+    ]
+    called += [{"role": "tool", "name": "sort", "content": good}]
+    ids = [12 + number % 5, 14, 15, 16, END]
+    return {
+        "text": {"text": f"{prompt} {good}"},
+        "messages": {"messages": user + right},
+        "completion": {"prompt": prompt, "completion": " " + good},
+        "completion_turns": {"prompt": user, "completion": right},
+        "sharegpt": {
+            "conversations": [
+                {"from": "human", "value": prompt},
+                {"from": "gpt", "value": good},
+            ]
+        },
+        "tokens": {"input_ids": ids, "labels": [-100, -100, *ids[2:]]},
+        "masks": {"input_ids": ids, "completion_mask": [0, 0, 1, 1, 1]},
+        "tools": {"messages": user + called + right, "tools": [TOOL]},
+        "tools_text": {"messages": user + called + right, "tools": json.dumps([TOOL])},
+        "arguments": {
+            "messages": user + right,
+            "chat_template_kwargs": {"enable_thinking": bool(number % 2)},
+        },
+        "pairs": {"prompt": prompt, "chosen": " " + good, "rejected": " " + bad},
+        "pairs_implicit": {"chosen": f"{prompt} {good}", "rejected": f"{prompt} {bad}"},
+        "pairs_turns": {"prompt": user, "chosen": right, "rejected": wrong},
+        "pairs_turns_implicit": {"chosen": user + right, "rejected": user + wrong},
+        "pairs_margin": {
+            "prompt": prompt,
+            "chosen": " " + good,
+            "rejected": " " + bad,
+            "margin": 0.5,
+        },
+        "pairs_tokens": {"chosen_ids": ids, "rejected_ids": ids[:3]},
+        "tools_pairs": {
+            "prompt": user + called,
+            "chosen": right,
+            "rejected": wrong,
+            "tools": [TOOL],
+        },
+        "pairs_arguments": {
+            "prompt": user,
+            "chosen": right,
+            "rejected": wrong,
+            "chat_template_kwargs": {"a": 1},
+        },
+        "labelled": {"prompt": prompt, "completion": " " + good, "label": bool(number % 2)},
+        "labelled_turns": {"prompt": user, "completion": right, "label": bool(number % 2)},
+        "prompts": {"prompt": prompt},
+        "prompts_turns": {"prompt": user},
+        "prompts_arguments": {"prompt": user, "chat_template_kwargs": {"a": 1}},
+    }
 
 
 def compose(kind: Kind) -> str:
-    """The first line of a fault that composing a kind met; nothing where it composes."""
+    """The first line of a fault in composing a kind; empty if it composes."""
     try:
         compose_runs(expand(kind.words, read_menu()))
     except RunnerError as error:
@@ -211,7 +223,7 @@ def compose(kind: Kind) -> str:
 
 
 def train(kind: Kind, processes: Queue[Warm], folder: Path) -> str:
-    """Nothing where a kind did as it should, else what happened."""
+    """The failure of a kind; empty if it did as it should."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     name = re.sub(r"\W+", "_", f"{kind.trainer}_{kind.name}")
     warm = processes.get()
@@ -236,7 +248,7 @@ def train(kind: Kind, processes: Queue[Warm], folder: Path) -> str:
 
 
 def main(words: list[str]) -> int:
-    """Try the kinds of the trainers that are named, else all."""
+    """Try the kinds of the named trainers, or of all."""
     wanted = [word for word in words if not word.startswith("-")]
     kinds = [kind for kind in read_kinds() if not wanted or kind.trainer in wanted]
     with TemporaryDirectory() as name:
@@ -266,10 +278,8 @@ def main(words: list[str]) -> int:
     for kind, text in composed.items():
         if text:
             print(f"--- {kind.trainer}, {kind.name}: {' '.join(kind.words)}\n{text}", flush=True)
-    tried, failed = (
-        Counter(kind.trainer for kind in kinds),
-        Counter(kind.trainer for kind in composed if composed[kind]),
-    )
+    tried = Counter(kind.trainer for kind in kinds)
+    failed = Counter(kind.trainer for kind in composed if composed[kind])
     refused = Counter(kind.trainer for kind in kinds if kind.refused)
     print("| trainer | kinds | refused in words | not as they should |\n|---|---|---|---|")
     for trainer, count in [*tried.items(), ("all", len(kinds))]:

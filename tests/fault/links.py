@@ -1,7 +1,8 @@
-"""A run folder of a stranger: whatever lies in the place of a file or a folder in it, no verb writes, empties, deletes
-or shows anything elsewhere, and none hangs.
+"""In a stranger's run folder no verb writes, empties, deletes or shows anything elsewhere.
 
-    python tests/fault/links.py                       every place, kind and verb; an hour on one core
+Nor does any hang, whatever lies in the place of a file or folder.
+
+    python tests/fault/links.py                       every place, kind and verb; an hour
     python tests/fault/links.py --every 17            each 17th case
     python tests/fault/links.py --verbs report train  of these verbs
 
@@ -41,7 +42,7 @@ MORE_VERBS = {
 MORE_VERBS |= {"sweep": ["-m", *QUICK, "name=x", "seed=0,1"], "rehearse": ["rehearse", *TRAINED]}
 MORE_VERBS |= {"preview a page": ["preview", "{run}", "html=true"]}
 ALL_VERBS = VERBS | MORE_VERBS
-# What is there only for a moment, or was left by an earlier version.
+# Files that exist only for a moment, or come from an earlier version.
 FOR_A_MOMENT = (
     ".lock",
     ".model.new",
@@ -98,7 +99,7 @@ KINDS: dict[str, Callable[[Path, Path], None]] = {
 
 
 def run(warm: Warm, words: Sequence[str], cwd: Path) -> tuple[int | None, str]:
-    """The exit code, None where it had to be killed, and what a command said."""
+    """The exit code of a command, None if it had to be killed, and its output."""
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": str(ROOT),
@@ -117,7 +118,7 @@ def run(warm: Warm, words: Sequence[str], cwd: Path) -> tuple[int | None, str]:
 
 
 def make_run(warm: Warm, folder: Path, verbs: Iterable[str] = tuple(VERBS)) -> Path:
-    """A trained run with everything that these verbs add to it."""
+    """A trained run with every file that these verbs add to it."""
     folder.mkdir(parents=True)
     code, text = run(warm, TRAINED, folder)
     assert code == 0, text
@@ -138,7 +139,7 @@ def places_of(target: Path) -> list[str]:
 
 
 def look(folder: Path) -> dict[str, tuple[object, ...]]:
-    """All that there is in a folder, and what it holds."""
+    """The content of a folder by path."""
     paths = sorted(folder.rglob("*"))
     return {
         str(path): (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in paths
@@ -146,8 +147,9 @@ def look(folder: Path) -> dict[str, tuple[object, ...]]:
 
 
 def miss_of(warm: Warm, trained: Path, work: Path, verb: str, place: str, kind: str) -> str:
-    """What goes wrong where something of this kind is in a place; empty where nothing does."""
-    elsewhere, target = work / "elsewhere", work / "here" / "outputs" / "x" / trained.name
+    """The fault that occurs when something of this kind lies in a place; empty if none."""
+    elsewhere = work / "elsewhere"
+    target = work / "here" / "outputs" / "x" / trained.name
     elsewhere.mkdir(parents=True)
     (elsewhere / "precious.txt").write_text(f"{SECRET}\n")
     shutil.copytree(trained.parent, target.parent)
@@ -194,7 +196,7 @@ def find_misses(
     every: int = 1,
     first: int = 0,
 ) -> Iterator[str]:
-    """What each case has missed; empty where nothing."""
+    """The misses of each case."""
     trained = make_run(warm, folder / "trained")
     cases = [case for case in product(verbs, places_of(trained), KINDS)][first::every]
     for verb, place, kind in cases:
@@ -210,7 +212,8 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
-    misses, count = [], 0
+    misses = []
+    count = 0
     with (
         tempfile.TemporaryDirectory(prefix="fault-") as place,
         contextlib.closing(Warm(Path(place) / "warm")) as warm,

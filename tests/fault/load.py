@@ -1,6 +1,6 @@
-"""Many of everything: memory, descriptors, processes and temporary folders stay as few as they were.
+"""Many of everything: memory, descriptors, processes and temporary folders do not grow.
 
-    python tests/fault/load.py                            500 jobs, 2,000 reports: about half an hour of one processor
+    python tests/fault/load.py                            500 jobs, 2,000 reports: half an hour
     python tests/fault/load.py --jobs 50 --reports 200
 
 A sweep of so many trained one-step jobs, two processes that train as one, and so many reports one
@@ -70,7 +70,10 @@ class Watched:
 
 
 def run_watched(words: tuple[str, ...], folder: Path) -> tuple[Watched, list[str]]:
-    """Run the public command in a session and a folder for temporary files of its own; its figures and its faults."""
+    """Run the public command in a session and a temporary folder of its own.
+
+    Its figures and its faults.
+    """
     temporary = folder / "temporary"
     temporary.mkdir(exist_ok=True)
     before = set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
@@ -150,7 +153,8 @@ def try_reports(count: int, folder: Path) -> list[str]:
     few.mkdir()
     for path in runs:
         path.parent.rename(few / path.parent.name)
-    watched, wrong = Watched(), 0
+    watched = Watched()
+    wrong = 0
     changed = few / runs[0].parent.name / "metrics.jsonl"
     for number in range(count):
         with changed.open("a") as file:

@@ -1,7 +1,8 @@
 """The trackers that the tests do not install, each used for real.
 
-    python tests/fault/packages.py        installs them into an environment of its own, and runs the tests that need one
+    python tests/fault/packages.py
 
+It installs them into an environment of its own, and runs the tests that need one.
 Fails where a test is left out for want of a package, too. The network is needed to install them,
 and by nothing after.
 """
@@ -20,7 +21,7 @@ FILES = ["tests/test_tracker.py"]
 
 
 def main() -> int:
-    """Install, run, and say what was left out."""
+    """Install, run, and report what was left out."""
     with TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         python = str(Path(folder, "bin", "python"))

@@ -1,4 +1,6 @@
-"""Every trainer on every dataset whose rows it can take, as typed: a step each, where the real names are stand-ins.
+"""Every trainer on every dataset whose rows fit, as typed.
+
+One step each, with stand-ins for the real names.
 
     python tests/fault/pairs.py [trainer or dataset ...]
 
@@ -24,7 +26,7 @@ from runner.dataset.form import fits
 MODEL = "model=qwen2_5_0_5b"
 TEACHER = "Qwen/Qwen2.5-0.5B-Instruct"
 SHORT = "trainer.args.max_completion_length=8"
-# What a step of a small machine needs beside the pair.
+# Settings for one step on a small machine.
 QUICK = (
     "trainer.args.max_steps=1",
     "trainer.args.per_device_train_batch_size=8",
@@ -53,7 +55,7 @@ def fitting_pairs() -> list[tuple[str, str]]:
 
 
 def words_of(trainer: str, dataset: str) -> list[str]:
-    """The pair as typed, on a small hub model, or on the one that ships for what ships."""
+    """The pair as typed, on a small hub model, or on the shipped one for shipped rows."""
     model = [] if dataset.startswith("toy") or dataset == "mixture" else [MODEL]
     return [
         f"trainer={trainer}",
@@ -64,8 +66,9 @@ def words_of(trainer: str, dataset: str) -> list[str]:
 
 
 def main(words: list[str]) -> int:
-    """Train each pair that the words name, and say which failed."""
-    failed, began = [], time.monotonic()
+    """Train each pair that the words name, and report the failed ones."""
+    failed = []
+    began = time.monotonic()
     pairs = [
         pair
         for pair in fitting_pairs()

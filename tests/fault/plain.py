@@ -1,4 +1,7 @@
-"""The control of the others here: TRL's own trainer on the same rows and model, resumed as its documentation says."""
+"""The control of the other scripts.
+
+TRL's own trainer on the same rows and model, resumed as documented.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,10 @@ def main(words: list[str]) -> int:
         "save_total_limit": 2,
         "use_cpu": True,
     }
-    args = SFTConfig(
-        **fields
-        | {name: json.loads(text) for name, _, text in (word.partition("=") for word in words)}
-    )
+    for word in words:
+        name, _, text = word.partition("=")
+        fields[name] = json.loads(text)
+    args = SFTConfig(**fields)
     trainer = SFTTrainer("start", args, train_dataset=rows)
     begun = os.path.isdir("outputs/plain") and any(Path("outputs/plain").glob("checkpoint-*"))
     trainer.train(resume_from_checkpoint=begun)

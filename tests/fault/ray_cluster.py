@@ -50,7 +50,8 @@ class Commands:
     """The public command in a folder of a case's own, and the runs that it has made there."""
 
     def __init__(self, folder: Path, **environment: str):
-        self.folder, self.environment = folder, os.environ | QUIET | environment
+        self.folder = folder
+        self.environment = os.environ | QUIET | environment
         self.environment |= {"PYTHONPATH": ROOT, "RAY_TMPDIR": str(folder)}
 
     def start(self, *words: str) -> subprocess.Popen:
@@ -64,7 +65,7 @@ class Commands:
         return subprocess.Popen(command, text=True, start_new_session=True, **settings)
 
     def __call__(self, *words: str, code: int = 0) -> str:
-        """What a command says; AssertionError where its exit code is another."""
+        """The output of a command; AssertionError if its exit code is another."""
         return self.end(self.start(*words), code)
 
     def end(self, process: subprocess.Popen, code: int = 0) -> str:
@@ -106,7 +107,9 @@ def family(pid: int) -> list[int]:
     """The number of a process, its parent's, and so on, up to the raylet."""
     pids = [pid]
     while b"raylet/raylet" not in Path(f"/proc/{pids[-1]}/cmdline").read_bytes():
-        pids.append(int(Path(f"/proc/{pids[-1]}/stat").read_text().rpartition(")")[2].split()[1]))
+        stat = Path(f"/proc/{pids[-1]}/stat").read_text()
+        _, _, after_name = stat.rpartition(")")
+        pids.append(int(after_name.split()[1]))
     return pids
 
 
@@ -118,7 +121,7 @@ def listening() -> set[str]:
 
 @contextmanager
 def cluster_of(folder: Path, *cpus: int) -> Iterator[tuple[str, Any]]:
-    """The word that names a cluster of nodes on this machine, which outlives each command, and the cluster."""
+    """A cluster of nodes on this machine that outlives each command, and the word that names it."""
     os.environ |= QUIET | LOCAL | {"RAY_TMPDIR": str(folder)}
     from ray.cluster_utils import Cluster
 
@@ -134,8 +137,9 @@ def cluster_of(folder: Path, *cpus: int) -> Iterator[tuple[str, Any]]:
 
 
 def case_one(run: Commands) -> str:
-    """A run on a cluster that the command starts, of which nothing is left, and again."""
-    before, token = listening(), Path.home() / ".ray"
+    """A run on a cluster that the command starts; nothing of it is left, and the run resumes."""
+    before = listening()
+    token = Path.home() / ".ray"
     had = token.exists()
     process = run.start(*SHORT, MACHINE, "name=one")
     wait_for(lambda: [run_folder for run_folder in run.runs("one") if held(run_folder)])
@@ -180,7 +184,7 @@ def case_fails(run: Commands) -> str:
 
 
 def case_trainer(run: Commands) -> str:
-    """The process of a run that is killed: it has failed, once, and goes on by the same command."""
+    """The process of a run is killed: it has failed, once, and the same command resumes it."""
     process = run.start(*LONG, MACHINE, "name=killed")
     [killed] = run.wait_for("killed", 7)
     os.kill(killed.status()["pid"], signal.SIGKILL)
@@ -193,7 +197,7 @@ def case_trainer(run: Commands) -> str:
 
 
 def case_worker(run: Commands) -> str:
-    """The worker of Ray that is killed: the run saves its step, and is tried again in another."""
+    """The worker of Ray is killed: the run saves its step, and is retried in another."""
     process = run.start(*LONG, MACHINE, "name=worker")
     [killed] = run.wait_for("worker", 7)
     os.kill(family(killed.status()["pid"])[-2], signal.SIGKILL)
@@ -205,7 +209,7 @@ def case_worker(run: Commands) -> str:
 
 
 def case_node(run: Commands) -> str:
-    """A node that dies with all that is on it: the run is tried again on the other."""
+    """A node dies with everything on it: the run is retried on the other."""
     with cluster_of(run.folder, 0, 1) as (address, cluster):
         process = run.start(*LONG, MACHINE, address, "name=node")
         [moved] = run.wait_for("node", 7)
@@ -261,7 +265,7 @@ def case_kill(run: Commands) -> str:
 
 
 def case_leave(run: Commands) -> str:
-    """wait=false: submitted, never twice, told how far; killed while it submits; cancelled."""
+    """wait=false: submitted once, with progress; killed while it submits; cancelled."""
     with cluster_of(run.folder, 1) as (address, _):
         words = ("-m", "seed=0,1", *ENDLESS, MACHINE, address, "launcher.wait=false", "name=left")
         began = time.monotonic()
@@ -286,7 +290,7 @@ def case_leave(run: Commands) -> str:
 
 
 def case_refused(run: Commands) -> str:
-    """What cannot work, in words."""
+    """Impossible requests are refused in words."""
     told = {
         "launcher.wait=false": "launcher.wait",
         "launcher.address=127.0.0.1:9": "refused",

@@ -1,4 +1,4 @@
-"""A resume never differs in silence: what may change is on a list, and what is not is refused, old -> new.
+"""A resume never differs in silence: what may change is on a list; all else is refused, old -> new.
 
     python tests/fault/resume.py                    everything, about ten minutes of one processor
     python tests/fault/resume.py fields groups      some of: fields groups bits files control
@@ -52,8 +52,8 @@ from runner.schema.text import flatten
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "trainer"
 NAMES = sorted(path.stem for path in CONF.glob("*.yaml"))
-# What a person may read in the documentation, written down once more: no step of a training hears
-# of these.
+# What the documentation promises, written down independently: no step of a training depends on
+# these.
 ALLOWED = frozenset(
     {
         *(
@@ -117,7 +117,7 @@ ASIDE = (
 )
 ASIDE += ("attempts", "launcher", "on_sick", "tolerate")
 STEADY = "trainer.args.lr_scheduler_type=constant"
-# A change of the list, by the words of a command. SFT has dropout, so that its bits tell each
+# Listed changes as words of a command. SFT has dropout, so that its bits depend on each
 # random number.
 EVALUATED = "trainer.args.eval_strategy=steps"
 CHANGES = {
@@ -160,11 +160,11 @@ CHANGES = {
 }
 
 
-# --- The lists, by the real functions and without a training ----------------------------------------------------------
+# --- The lists, by the real functions and without a training --------------------------------------
 
 
 def laid(cfg: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """The configuration that would go on from a run of this one, which stopped in its fourth step."""
+    """The configuration that would resume a run of this one, which stopped in its fourth step."""
     cfg = dict(cfg) | {"output_root": str(root)}
     run = open_run(cfg, [])
     folder = run.checkpoints / "checkpoint-4"
@@ -181,7 +181,7 @@ def composed(trainer: str, *words: str) -> dict[str, Any]:
 
 
 def misses_of_fields(root: Path, trainers: list[str] = NAMES) -> Iterator[tuple[str, str]]:
-    """Each field of each trainer's config, with what is wrong about how its change is taken; empty where nothing is."""
+    """The faults in how a change of each field of each trainer's config is treated."""
     for trainer in trainers:
         cfg = laid(composed(trainer), root / trainer)
         for name, (old, new) in changes_of(cfg).items():
@@ -209,7 +209,7 @@ def told_differently(cfg: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[
 
 
 def misses_of_groups(root: Path) -> Iterator[tuple[str, str]]:
-    """The same for every key of a configuration beside the trainer's config, and for groups that come and go."""
+    """The same for every key beside the trainer's config, and for groups that come and go."""
     words = (
         "peft=lora",
         "quant=none",
@@ -224,7 +224,8 @@ def misses_of_groups(root: Path) -> Iterator[tuple[str, str]]:
     ).items():
         if path.startswith("trainer.args.") and path != "trainer.args._target_":
             continue
-        now, new = copy.deepcopy(cfg), changed(old)
+        now = copy.deepcopy(cfg)
+        new = changed(old)
         put(now, path, new)
         # which only refuses rows
         aside = path.partition(".")[0] in ASIDE or path == "trainer.images"
@@ -269,7 +270,10 @@ def put(cfg: dict[str, Any], path: str, value: Any) -> None:
 
 
 def judged(now: Mapping[str, Any], path: str, old: Any, new: Any, allowed: bool) -> str:
-    """What is wrong with how a change is taken: let pass and not on the list, or refused without both values."""
+    """The fault in how a change is treated.
+
+    Accepted but not on the list, or refused without both values.
+    """
     faults = find_resume_faults(Experiment.read(now))
     if allowed:
         return f"on the list, and refused: {faults[0]}" if faults else ""
@@ -280,7 +284,7 @@ def judged(now: Mapping[str, Any], path: str, old: Any, new: Any, allowed: bool)
 
 
 def is_whole(fault: Fault, old: Any, new: Any) -> bool:
-    """Whether a fault names what was and what is, and what to type to go on."""
+    """True if a fault names the old value, the new one, and what to type to go on."""
     named = fault.found.startswith((f"{to_text(old)} -> ", "its default -> "))
     is_complete = (
         named
@@ -292,7 +296,9 @@ def is_whole(fault: Fault, old: Any, new: Any) -> bool:
 
 
 def is_typeable(fix: str, old: Any) -> bool:
-    """Whether a shell and Hydra read what is to be typed as the value that was; not every value was there."""
+    """True if a shell and Hydra read the words to type as the old value, which need not have been
+    there.
+    """
     if fix.startswith("leave "):
         return True
     [override] = parse(map(quote_text, shlex.split(fix)))
@@ -300,14 +306,19 @@ def is_typeable(fix: str, old: Any) -> bool:
     return to_text(getattr(text, "text", text)) == to_text(old)
 
 
-# --- Real runs --------------------------------------------------------------------------------------------------------
+# --- Real runs ------------------------------------------------------------------------------------
 
 
 class Interrupted:
-    """A run of each trainer that was killed at its third save, of which copies are resumed; each made once."""
+    """A run of each trainer that was killed at its third save, copies of which are resumed.
+
+    Made once each.
+    """
 
     def __init__(self, root: Path, warm: Warm):
-        self.root, self.warm, self.count = root, warm, 0
+        self.root = root
+        self.warm = warm
+        self.count = 0
         self.killed: dict[str, Place] = {}
 
     def words(self, trainer: str) -> tuple[str, ...]:
@@ -361,7 +372,9 @@ OWN = ("callback.mine._target_=mine.Mine", "allow=[mine]")
 def misses_of_bits(
     runs: Interrupted, changes: Mapping[str, tuple] = CHANGES
 ) -> Iterator[tuple[str, str]]:
-    """Each change of the list with what a run that goes on with it leaves otherwise than one that always had it."""
+    """Each listed change after which a resumed run differs from one that had the change from the
+    start.
+    """
     for trainer, changed in changes.items():
         for change in changed:
             yield f"{trainer} {' '.join(change)}", differs(runs, trainer, change)
@@ -415,7 +428,9 @@ FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
 def misses_of_files(
     runs: Interrupted, names: tuple[str, ...] = tuple(FILES)
 ) -> Iterator[tuple[str, str]]:
-    """Each changed file, for the same command and for a run that would go on from it with another logging."""
+    """Each changed file, for the same command and for a run that would resume it with other
+    logging.
+    """
     for name in names:
         for way in ("the same command", "another run"):
             yield f"{name}, {way}", refused(runs, name, way)
@@ -424,7 +439,7 @@ def misses_of_files(
 
 
 def refused(runs: Interrupted, name: str, way: str) -> str:
-    """Empty where a changed file ended the command with its name, what it was and what it is, and nothing was begun."""
+    """Empty if a changed file ended the command with its name, both hashes, and nothing begun."""
     place = runs.copy("sft")
     file, change = FILES[name]
     change(place.folder)
@@ -442,7 +457,9 @@ def refused(runs: Interrupted, name: str, way: str) -> str:
 
 
 def noted(runs: Interrupted, way: str) -> str:
-    """Empty where changed code of the user's was told on the terminal and in the manifest of the run that went on."""
+    """Empty if changed code of the user's is reported on the terminal and in the manifest of the
+    resumed run.
+    """
     runs.count += 1
     place = runs.kill(f"code-{runs.count}", "sft", OWN)
     before = place.run.folder
@@ -456,11 +473,9 @@ def noted(runs: Interrupted, way: str) -> str:
         for folder in before.parent.iterdir()
         if way == "the same command" or folder != before
     ]
-    notes = (
-        " ".join(Run(folders[0]).manifest().get("notes", []))
-        if len(folders) == 1
-        else f"{len(folders)} folders"
-    )
+    notes = f"{len(folders)} folders"
+    if len(folders) == 1:
+        notes = " ".join(Run(folders[0]).manifest().get("notes", []))
     told = "mine.py" in done.stderr and " -> " in done.stderr and "mine.py" in notes
     shutil.rmtree(place.folder)
     return (
@@ -486,7 +501,10 @@ SILENT += (
 
 
 def control(runs: Interrupted) -> dict[str, int]:
-    """What TRL's own trainer does where a field is another one: stops, warns of that field, or says nothing."""
+    """The reaction of TRL's own trainer to a changed field.
+
+    It stops, warns of that field, or says nothing.
+    """
     counts = {"stopped": 0, "told": 0, "in silence": 0}
     killed = Place(runs.root / "plain", runs.root, runs.warm, "plain:main")
     assert killed.start((), pattern=LAST_SAVE, count=1).wait().returncode == -9
@@ -508,7 +526,10 @@ def control(runs: Interrupted) -> dict[str, int]:
 
 
 def told_of(kind: str, cases: Iterator[tuple[str, str]]) -> int:
-    """Print how many cases of a kind were as promised, and each that was not; how many those are."""
+    """Print how many cases of a kind were as promised, and each that was not.
+
+    Return the number of the latter.
+    """
     told = dict(cases)
     bad = {name: text for name, text in told.items() if text}
     print(f"{kind:<8} {len(told) - len(bad):>4} of {len(told):>4} as promised", flush=True)
@@ -522,7 +543,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("kinds", nargs="*", default=kinds)
-    asked, bad = parser.parse_args().kinds, 0
+    asked = parser.parse_args().kinds
+    bad = 0
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         warm = Warm(root / "warm")

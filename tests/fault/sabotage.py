@@ -1,4 +1,5 @@
-"""Ways to make a training sick, or to frighten whoever watches it, as parts that a configuration names.
+"""Ways to make a training sick, or to frighten whoever watches it, as parts that a configuration
+names.
 
 Each acts from step ``at`` on, counted as the training counts: what is wrong first belongs to that
 step.
@@ -33,7 +34,8 @@ class Weight(TrainerCallback):
     """One entry of each trained weight becomes ``value`` before the step."""
 
     def __init__(self, at: int, value: str = "nothing"):
-        self.at, self.value = at, _number(value)
+        self.at = at
+        self.value = _number(value)
 
     def on_step_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
@@ -48,7 +50,7 @@ class Weight(TrainerCallback):
 
 
 class Late(Weight):
-    """The same after the step has been judged, where a save finds it first."""
+    """The same after the step has been judged, so that a save finds it first."""
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -64,7 +66,9 @@ class Gradient(TrainerCallback):
     """Every gradient is multiplied by ``times`` and one entry of it becomes ``value``."""
 
     def __init__(self, at: int, times: float = 1.0, value: str | None = None):
-        self.at, self.times, self.value = at, times, value
+        self.at = at
+        self.times = times
+        self.value = value
 
     def on_pre_optimizer_step(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
@@ -96,7 +100,8 @@ class Rate(TrainerCallback):
     """The learning rate is multiplied by ``times``."""
 
     def __init__(self, at: int, times: float):
-        self.at, self.times = at, times
+        self.at = at
+        self.times = times
 
     def on_step_begin(
         self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
@@ -118,10 +123,13 @@ class Moved(TrainerCallback):
 
 
 class Masking:
-    """Batches whose labels are all masked, from the batch ``at`` on until ``until``, or of evaluations only."""
+    """Batches whose labels are all masked, from ``at`` to ``until``, or of evaluations only."""
 
     def __init__(self, inner: Any, at: int = 1, until: int = 10**9, evaluations: bool = False):
-        self.inner, self.at, self.until, self.evaluations = inner, at, until, evaluations
+        self.inner = inner
+        self.at = at
+        self.until = until
+        self.evaluations = evaluations
         self.count = 0
 
     def __call__(self, rows: list[Any]) -> Any:
@@ -152,15 +160,16 @@ def constant(completions: list[Any], value: float = 0.5) -> list[float]:
 
 
 def _letters(completion: Any) -> float:
-    """A reward that tells completions apart, also those of one length."""
+    """A reward that distinguishes completions, even of equal length."""
     return float(sum(map(ord, str(completion))) % 7)
 
 
 class After:
-    """A reward of the letters, and from some call on the same ``value`` for all."""
+    """A reward of the letters; from some call on, the same ``value`` for all."""
 
     def __init__(self, calls: int, value: str | float):
-        self.calls, self.value = calls, _number(value)
+        self.calls = calls
+        self.value = _number(value)
         self.__name__ = "after"
         self.count = 0
 
@@ -175,7 +184,8 @@ class Rare:
     """0 for all completions but one in ``every``."""
 
     def __init__(self, every: int):
-        self.every, self.count = every, 0
+        self.every = every
+        self.count = 0
         self.__name__ = "rare"
 
     def __call__(self, completions: list[Any]) -> list[float]:
@@ -185,7 +195,9 @@ class Rare:
 
 
 class Halved:
-    """A reward of the letters for every second group of completions of one prompt, and nothing for those between."""
+    """A reward of the letters for every second group of completions of one prompt, and zero for the
+    others.
+    """
 
     def __init__(self, group: int = 4):
         self.group = group
@@ -210,7 +222,7 @@ class Huge:
 
 
 def by_prompt(prompts: list[Any], completions: list[Any]) -> list[float]:
-    """A reward that knows nothing of the completion."""
+    """A reward that ignores the completion."""
     return [_letters(prompt) for prompt in prompts]
 
 
@@ -224,10 +236,12 @@ def reversed_dpo(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_lo
 
 
 class NanLoss:
-    """The usual loss, and NaN from some batch on: of trainings, or of evaluations."""
+    """The usual loss, and NaN from some batch on, in trainings or evaluations."""
 
     def __init__(self, at: int, evaluations: bool = False):
-        self.at, self.evaluations, self.count = at, evaluations, 0
+        self.at = at
+        self.evaluations = evaluations
+        self.count = 0
 
     def __call__(self, log_probs):
         self.count += torch.is_grad_enabled() is not self.evaluations
@@ -236,10 +250,11 @@ class NanLoss:
 
 
 class HugeLoss:
-    """The usual loss, and from some batch on one whose gradient has no finite norm, though its entries are finite."""
+    """The usual loss; from some batch on, with a gradient of finite entries but no finite norm."""
 
     def __init__(self, at: int):
-        self.at, self.count = at, 0
+        self.at = at
+        self.count = 0
 
     def __call__(self, log_probs):
         self.count += torch.is_grad_enabled()
@@ -250,10 +265,13 @@ class HugeLoss:
 
 
 class Allocator:
-    """A collator that finds no memory for more than ``rows`` rows, from the batch ``at`` on."""
+    """A collator that runs out of memory for more than ``rows`` rows, from batch ``at`` on."""
 
     def __init__(self, inner: Any, rows: int, at: int = 1):
-        self.inner, self.rows, self.at, self.count = inner, rows, at, 0
+        self.inner = inner
+        self.rows = rows
+        self.at = at
+        self.count = 0
 
     def __call__(self, rows: list[Any]) -> Any:
         self.count += 1
@@ -265,13 +283,18 @@ class Allocator:
 
 
 class Short(TrainerCallback):
-    """A step that finds no memory for more than ``rows`` rows; it counts the models of earlier starts that are left."""
+    """A step that has no memory for more than ``rows`` rows.
+
+    It counts the models left by earlier starts.
+    """
 
     met: ClassVar[list[Any]] = []
     left: ClassVar[list[int]] = []
 
     def __init__(self, rows: int, at: int = 1, name: str = "per_device_train_batch_size"):
-        self.rows, self.at, self.name = rows, at, name
+        self.rows = rows
+        self.at = at
+        self.name = name
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
@@ -288,10 +311,11 @@ class Short(TrainerCallback):
 
 
 class Measuring:
-    """A collator of a machine that has no memory for evaluations of more than ``rows`` rows."""
+    """A collator that runs out of memory for evaluations of more than ``rows`` rows."""
 
     def __init__(self, inner: Any, rows: int):
-        self.inner, self.rows = inner, rows
+        self.inner = inner
+        self.rows = rows
 
     def __call__(self, rows: list[Any]) -> Any:
         measuring = any(frame.function == "evaluation_loop" for frame in inspect.stack(0))
@@ -306,10 +330,11 @@ class Measuring:
 
 
 class Fragile(TrainerCallback):
-    """A step whose gradient is no number where the learning rate is above ``rate``."""
+    """A step with a NaN gradient if the learning rate is above ``rate``."""
 
     def __init__(self, at: int, rate: float):
-        self.at, self.rate = at, rate
+        self.at = at
+        self.rate = rate
 
     def on_pre_optimizer_step(
         self,
@@ -326,10 +351,11 @@ class Fragile(TrainerCallback):
 
 
 class Crash(TrainerCallback):
-    """A step that ends the process without a word, once in the life of a run."""
+    """A step that ends the process without a word, once per run."""
 
     def __init__(self, folder: Any, at: int):
-        self.mark, self.at = folder / "crashed", at
+        self.mark = folder / "crashed"
+        self.at = at
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step + 1 == self.at and not self.mark.exists():

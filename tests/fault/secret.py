@@ -1,7 +1,9 @@
-"""No secret is in any byte that is written: whatever way it is given, and wherever one looks.
+"""No secret is in any byte that is written, however it is given and wherever one looks.
 
     python tests/fault/secret.py                everything
-    python tests/fault/secret.py refused lived  some of: harmless lines refused lived trackers controls
+    python tests/fault/secret.py refused lived  some of it
+
+The parts are: harmless lines refused lived trackers controls.
 
 Ways are data, in ``secret_cases``. A way is either refused, with four beats that do not repeat the
 secret, or the run goes its way, through a report, an export, predictions and evaluations, and every
@@ -39,9 +41,9 @@ from runner.validate import find_all_faults
 
 MENU = HERE.parent.parent / "conf" / "tracker"
 TRACKERS = sorted(path.stem for path in MENU.glob("*.yaml") if path.stem != "none")
-# What stands in somebody's own files stays there, and where Python compiles them.
+# Secrets in a user's own files stay there, and in their compiled copies.
 OWN = ("notes.py", "chatty.py", "__pycache__", ".git")
-# Somebody's own part that says what it should not, in every way there is.
+# A user's part that prints secrets in every possible way.
 CHATTY = """
 import logging, os, sys, warnings
 from transformers import TrainerCallback
@@ -49,7 +51,8 @@ from transformers import TrainerCallback
 class Chatty(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         warnings.warn(f"the token is {os.environ['MY_TOKEN']}, is it not?")
-        logging.getLogger("chatty").warning("Authorization: Bearer %s", os.environ["OPENAI_API_KEY"])
+        key = os.environ["OPENAI_API_KEY"]
+        logging.getLogger("chatty").warning("Authorization: Bearer %s", key)
         logging.getLogger("chatty").error("could not reach %s", os.environ["DATABASE_URL"])
 
 class Loud(TrainerCallback):
@@ -69,11 +72,11 @@ class Broken(TrainerCallback):
 """.replace("FOREIGN", FOREIGN)
 
 
-# --- The search ------------------------------------------------------------------------------------------------------
+# --- The search -----------------------------------------------------------------------------------
 
 
 def spellings(secret: str) -> set[bytes]:
-    """A secret as it is, in an address, as source and JSON write it, and in base64 behind any number of letters."""
+    """A secret as it is, in an address, in source and JSON, and in base64 at any offset."""
     forms = {
         text.encode()
         for text in (secret, quote(secret, safe=""), repr(secret)[1:-1], json.dumps(secret)[1:-1])
@@ -88,7 +91,7 @@ SPELT = {name: spellings(secret) for name, secret in SECRETS.items()}
 
 
 def search(data: bytes, depth: int = 0) -> set[str]:
-    """The names of the secrets that some bytes hold, packed or not."""
+    """The names of the secrets in some bytes, packed or not."""
     names = set()
     for name, spelt in SPELT.items():
         if any(spelling in data for spelling in spelt):
@@ -105,7 +108,9 @@ def search(data: bytes, depth: int = 0) -> set[str]:
 
 
 def hits(folder: Path, text: str = "") -> Iterator[str]:
-    """Each file below a folder that holds a secret, in its name too, and the terminal if it does."""
+    """Each file below a folder with a secret in its content or name, and the terminal if it shows
+    one.
+    """
     for name in sorted(search(text.encode())):
         yield f"{name} on the terminal"
     for place, _, files in os.walk(folder):
@@ -125,11 +130,11 @@ def hits_of_others(folder: Path, text: str) -> Iterator[str]:
             yield hit
 
 
-# --- What is none, and what is refused --------------------------------------------------------------------------------
+# --- What is none, and what is refused ------------------------------------------------------------
 
 
 def misses_of_harmless() -> Iterator[str]:
-    """Each word that is taken for a secret and is none."""
+    """Each harmless word that is taken for a secret."""
     for words in HARMLESS:
         try:
             faults = find_all_faults(compose(words).cfg)
@@ -140,7 +145,7 @@ def misses_of_harmless() -> Iterator[str]:
 
 
 def misses_of_lines() -> Iterator[str]:
-    """Each line of a diff that keeps its secret, or loses what is none."""
+    """Each line of a diff that keeps its secret, or loses a harmless text."""
     from runner.io.secrets import hidden_source
 
     for line, expected in LINES:
@@ -152,7 +157,10 @@ def misses_of_lines() -> Iterator[str]:
 def misses_of_refused(
     folder: Path, run: Run, ways: Sequence[str] = tuple(REFUSED)
 ) -> Iterator[str]:
-    """Each way that is not refused with a fix, or after which a secret is found; one folder for each."""
+    """Each way that is not refused with a fix, or after which a secret is found.
+
+    One folder for each.
+    """
     for number, way in enumerate(ways):
         words, text = REFUSED[way]
         work = folder / f"{number}"
@@ -173,12 +181,12 @@ def misses_of_refused(
         yield from (f"{way}: {hit}" for hit in hits(work, outcome.text))
 
 
-# --- A life with secrets all around -----------------------------------------------------------------------------------
+# --- A life with secrets all around ---------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def indiscreet() -> Iterator[str]:
-    """The address of a server that says in its refusal with what one has logged in."""
+    """The address of a server whose refusal repeats the login."""
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -250,7 +258,7 @@ def lives(address: str) -> dict[str, tuple[list[str], int]]:
 
 
 def lay_ground(folder: Path) -> None:
-    """A repository with an uncommitted secret, and somebody's own part."""
+    """A repository with an uncommitted secret, and a user's own part."""
     folder.mkdir(parents=True)
     (folder / "chatty.py").write_text(CHATTY)
     (folder / "notes.py").write_text("one = 1\n")
@@ -263,7 +271,7 @@ def lay_ground(folder: Path) -> None:
 
 
 def misses_of_lived(folder: Path, run: Run, stations: Sequence[str] | None = None) -> Iterator[str]:
-    """Each command of a life that ends otherwise than it should, and each secret that is found after it."""
+    """Each command of a life that ends wrongly, and each secret that is found after it."""
     lay_ground(folder)
     with indiscreet() as address:
         for name, (words, code) in lives(address).items():
@@ -272,7 +280,7 @@ def misses_of_lived(folder: Path, run: Run, stations: Sequence[str] | None = Non
             outcome = run(words, folder)
             if outcome.code != code:
                 yield f"{name}: exit code {outcome.code}: {' '.join(outcome.text.split())[-200:]}"
-            # What somebody's own part prints on the terminal is his affair.
+            # A user's part may print anything on the terminal.
             text = "\n".join(
                 line for line in outcome.text.splitlines() if not line.startswith("my token")
             )
@@ -282,7 +290,7 @@ def misses_of_lived(folder: Path, run: Run, stations: Sequence[str] | None = Non
 
 
 def misses_of_trackers(folder: Path, run: Run) -> Iterator[str]:
-    """Each tracker that is installed and writes a secret."""
+    """Each installed tracker that writes a secret."""
     from importlib.util import find_spec
 
     for name in TRACKERS:
@@ -304,7 +312,7 @@ def misses_of_trackers(folder: Path, run: Run) -> Iterator[str]:
         yield from (f"{name}: {hit}" for hit in hits_of_others(work, outcome.text))
 
 
-# --- Controls ---------------------------------------------------------------------------------------------------------
+# --- Controls -------------------------------------------------------------------------------------
 
 HYDRA = """
 import sys
@@ -313,16 +321,19 @@ import hydra
 Path("conf").mkdir()
 Path("conf/c.yaml").write_text("hub_token: null\\n")
 sys.argv = ["app", "hub_token=" + sys.argv[1]]
-hydra.main(version_base="1.3", config_path=str(Path("conf").absolute()), config_name="c")(lambda cfg: None)()
+main = hydra.main(version_base="1.3", config_path=str(Path("conf").absolute()), config_name="c")
+main(lambda cfg: None)()
 """
 
 
 def controls(folder: Path) -> dict[str, list[str]]:
-    """What the search finds after a plain Trainer's save, after a plain Hydra, and in what we packed ourselves."""
+    """The secrets found after a plain Trainer's save, plain Hydra, and in our own archives."""
     import torch
     from transformers import TrainingArguments
 
-    trainer, hydra, packed = folder / "trainer", folder / "hydra", folder / "packed"
+    trainer = folder / "trainer"
+    hydra = folder / "hydra"
+    packed = folder / "packed"
     for place in (trainer, hydra, packed):
         place.mkdir(parents=True)
     args = TrainingArguments(
@@ -339,11 +350,11 @@ def controls(folder: Path) -> dict[str, list[str]]:
     return {place.name: list(hits(place)) for place in (trainer, hydra, packed)}
 
 
-# --- All of it --------------------------------------------------------------------------------------------------------
+# --- All of it ------------------------------------------------------------------------------------
 
 
 def kinds(folder: Path, warm: Warm) -> dict[str, tuple[int, Callable[[], Iterator[str]]]]:
-    """Each kind with how many cases it has, and what gives its misses."""
+    """Each kind with the number of its cases, and the function that yields its misses."""
     run_with_secrets = warmly(warm, **ENVIRONMENT, LOGIN=SECRETS["PLAIN"])
 
     def missing_controls() -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Each is a value that some way gives; none is anybody's.
+# Each is a value that one of the ways passes; none is a real secret.
 HUB = "hf_" + "aQ7zK3" * 6
 KEY = "sk-proj-" + "Zx9Yw8Vu7T" * 3
 PLAIN = "Correct-Horse-4711/=+"  # of no known form
@@ -22,7 +22,7 @@ SECRETS = {
 }
 SECRETS |= {"QUOTED": QUOTED, "PEM": PEM, "FOREIGN": FOREIGN}
 
-# What a process may find in its environment; nothing of it may be written by anybody.
+# The environment of a process; none of its values may be written.
 ENVIRONMENT = {
     "HF_TOKEN": HUB,
     "WANDB_API_KEY": OTHER,

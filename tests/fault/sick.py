@@ -1,4 +1,6 @@
-"""Sick runs stop within five steps with cause and fix and keep their last good checkpoint; healthy ones are let be.
+"""Sick runs stop within five steps with cause and fix and keep their last good checkpoint.
+
+Healthy ones go on.
 
     python tests/fault/sick.py                 every case, and the control
     python tests/fault/sick.py kl nan          those whose name holds one of the words
@@ -49,7 +51,7 @@ PPO = ("trainer.args.response_length=8", "trainer.args.num_ppo_epochs=1")
 
 @dataclass(frozen=True)
 class Case:
-    """A run: its words, and for a sick one the step of its fault and the alarm that must be raised."""
+    """A run: its words, and for a sick one the step of its fault and the expected alarm."""
 
     name: str
     words: tuple[str, ...]
@@ -94,7 +96,7 @@ def curriculum(folder: Path) -> tuple[str, ...]:
 
 
 def begun(*words: str) -> Callable[[Path], tuple[str, ...]]:
-    """A run of the same words that has taken half of the steps, from which the case goes on."""
+    """A run of the same words that has taken half of the steps, from which the case resumes."""
 
     def prepare(folder: Path) -> tuple[str, ...]:
         half = [*words, "name=begun", f"output_root={folder / 'begun'}"]
@@ -124,13 +126,13 @@ def reward(kind: str, **values: object) -> tuple[str, ...]:
 
 
 WARM = ("trainer.args.warmup_steps=4", "trainer.args.lr_scheduler_type=cosine")
-COLD, GREEDY = "trainer.args.temperature=1e-6", "trainer.args.generation_kwargs={do_sample: false}"
-ALONE, CONSTANT = "reward=none", "trainer.args.lr_scheduler_type=constant"
-WEIGHT, NAN, INF = (
-    callback("Weight", at=4),
-    callback("Gradient", at=4, value="nothing"),
-    {"at": 4, "value": "endless"},
-)
+COLD = "trainer.args.temperature=1e-6"
+GREEDY = "trainer.args.generation_kwargs={do_sample: false}"
+ALONE = "reward=none"
+CONSTANT = "trainer.args.lr_scheduler_type=constant"
+WEIGHT = callback("Weight", at=4)
+NAN = callback("Gradient", at=4, value="nothing")
+INF = {"at": 4, "value": "endless"}
 SICK = [
     Case("nan weight sft", trainer("sft", 12, *WEIGHT), 4, "not_finite"),
     Case("nan weight lora dpo", trainer("dpo", 12, "peft=lora", *WEIGHT), 4, "not_finite"),
@@ -514,7 +516,7 @@ HEALTHY = [
 
 @dataclass
 class Outcome:
-    """What a run came to; ``noticed`` is the step that its last words name."""
+    """The outcome of a run; ``noticed`` is the step named in its last words."""
 
     code: int
     run: Run
@@ -526,7 +528,7 @@ class Outcome:
         return int(match[1]) if match else None
 
     def faults(self, case: Case) -> list[str]:
-        """How it is not what its case says."""
+        """The ways in which it is not as its case promises."""
         if case.fault is None:
             return (
                 []
@@ -553,7 +555,7 @@ class Outcome:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Whether a checkpoint is as it was sealed and holds finite numbers only."""
+    """True if a checkpoint is as it was sealed and holds finite numbers only."""
     from safetensors.torch import load_file
 
     tensors = []
@@ -582,7 +584,8 @@ def perform(case: Case, folder: Path) -> Outcome:
 
 def attempt(cases: list[Case], folder: Path) -> int:
     """Run them all, print a line for each, and count those that miss."""
-    missed, delays = 0, []
+    missed = 0
+    delays = []
     for case in cases:
         before = cpu()
         outcome = perform(case, folder)
@@ -618,7 +621,7 @@ def cpu() -> float:
 
 
 def control(folder: Path) -> int:
-    """Three sick trainings by TRL alone; gives how many of them it stopped."""
+    """Three sick trainings by TRL alone; return how many of them it stopped."""
     import torch
     from datasets import Dataset
     from sabotage import Gradient, Idle, Weight
@@ -654,7 +657,8 @@ def control(folder: Path) -> int:
                 ).train()
                 ended = "finished"
             except Exception as error:
-                ended, stopped = f"stopped by {type(error).__name__}", stopped + 1
+                ended = f"stopped by {type(error).__name__}"
+                stopped = stopped + 1
         broken = sum(not bool(weight.isfinite().all()) for weight in model.parameters())
         print(
             f"      control: {name}: {ended}, "
@@ -673,14 +677,18 @@ def _tokenizer():
 
 MODELS = {
     "the shipped one": ("trainer.args.max_steps=40", "trainer.args.per_device_train_batch_size=32"),
-    "30 million": ("model=new", "model.hidden_size=512", "model.intermediate_size=2048", "model.num_hidden_layers=8",
+    "30 million": ("model=new", "model.hidden_size=512", "model.intermediate_size=2048",
+                   "model.num_hidden_layers=8",
                    "model.num_attention_heads=8", "trainer.args.max_steps=10",
                    "trainer.args.per_device_train_batch_size=16"),
 }  # fmt: skip
 
 
 def overhead(folder: Path) -> int:
-    """Print the share of a training's CPU seconds that goes into looking; 1 where it is 2 % or more."""
+    """Print the share of a training's CPU seconds spent on the health checks.
+
+    1 if it is 2 % or more.
+    """
     from runner.config import compose
     from runner.launch.signals import Stop
     from runner.run import open_run
@@ -692,7 +700,8 @@ def overhead(folder: Path) -> int:
         components = build_components(
             open_run(compose([*words, f"output_root={folder}"]).cfg, []), Stop()
         )
-        trainer, health = components.trainer, components.health
+        trainer = components.trainer
+        health = components.health
         spent = {"seconds": 0.0}
         for event in (
             "observe_loss",
@@ -728,7 +737,7 @@ def timed(call: Callable[..., None], spent: dict[str, float]) -> Callable[..., N
 
 
 def run_all(words: list[str]) -> int:
-    """All that was asked for; 1 where anything misses."""
+    """Run the requested cases; 1 if any misses."""
     if words == ["--overhead"]:
         with tempfile.TemporaryDirectory() as folder:
             return overhead(Path(folder))

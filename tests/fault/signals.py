@@ -1,4 +1,4 @@
-"""Asked to stop in whatever it is doing, a run saves its step, says interrupted, and the same command goes on.
+"""Stopped in any phase, a run saves its step and says interrupted, and the same command goes on.
 
     python tests/fault/signals.py --count 60         about six minutes of one processor
     python tests/fault/signals.py --count 6 ppo
@@ -44,7 +44,7 @@ from runner.launch.plan import state_of
 from runner.run import Run
 from runner.run.seal import last_checkpoint
 
-# What stands for a phase: a function whose n-th call is the instant.
+# The function that represents a phase; its n-th call is the instant.
 PHASES = {
     "door": "runner.launch.start_runs:check_ahead",
     "load": "transformers:PreTrainedModel.from_pretrained",
@@ -61,14 +61,14 @@ STEPPING = ("forward", "backward")
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 SIGNALS_A_RUN = 3
 MOMENT = 0.02  # most seconds between an instant and its signal
-CYCLE = 2  # steps between two from which a resume is exact, at most in these trainings
+CYCLE = 2  # most steps between two exact resume points in these trainings
 
 
-# --- In the process of the command --------------------------------------------------------------------------------
+# --- In the process of the command ----------------------------------------------------------------
 
 
 def main(words: list[str]) -> int:
-    """The door of a run, or of the control, with what the environment asks for."""
+    """The entry point of a run, or of the control, prepared as the environment asks."""
     asked = json.loads(os.environ["SIGNALS"])
     calls: Counter[str] = Counter()
     for phase, place in PHASES.items():
@@ -81,7 +81,7 @@ def main(words: list[str]) -> int:
 
 
 def wrap(phase: str, place: str, calls: Counter[str], asked: dict[str, Any]) -> None:
-    """Count the calls of a function, and have one of them be the instant."""
+    """Count the calls of a function, one of which is the instant."""
     module, _, path = place.partition(":")
     owner: Any = importlib.import_module(module)
     *outer, name = path.split(".")
@@ -100,7 +100,9 @@ def wrap(phase: str, place: str, calls: Counter[str], asked: dict[str, Any]) -> 
 
 
 def reach(late: int, asked: dict[str, Any]) -> None:
-    """Send the signal at the instant, the second at the next call, and tell where a call follows on that."""
+    """Send the signal at the instant, the second one at the next call, and record whether a call
+    follows.
+    """
     told = Path(asked["told"])
     if late == 0:
         told.write_text(str(step_now()))
@@ -115,7 +117,7 @@ def reach(late: int, asked: dict[str, Any]) -> None:
 
 
 def send_later(number: int, moment: float) -> threading.Timer:
-    """Have this process get a signal after so many seconds."""
+    """Send this process a signal after so many seconds."""
     timer = threading.Timer(moment, os.kill, (os.getpid(), number))
     timer.daemon = True
     timer.start()
@@ -125,7 +127,7 @@ def send_later(number: int, moment: float) -> threading.Timer:
 
 
 def hang_up() -> None:
-    """Close the terminal of this process: from here on nobody can be told anything."""
+    """Close the terminal of this process, so that nothing can be printed any more."""
     screen, terminal = os.openpty()
     for number in (1, 2):
         os.dup2(terminal, number)
@@ -133,23 +135,23 @@ def hang_up() -> None:
 
 
 def step_now() -> int:
-    """The last step that the run in this folder has logged."""
+    """The last logged step of the run in this folder."""
     configs = list(Path("outputs").glob("run/*/config.yaml"))
     return Run(configs[0].parent).status()["step"] if configs else 0
 
 
-# --- Outside of it --------------------------------------------------------------------------------------------------
+# --- Outside of it --------------------------------------------------------------------------------
 
 
 def start(place: Place, words: Sequence[str], **asked: Any) -> tuple[int, str]:
-    """The exit code of the command and what it said."""
+    """The exit code of the command and its output."""
     os.environ["SIGNALS"] = json.dumps({"told": str(place.folder / "told"), **asked})
     done = place.start((*words,)).wait()
     return done.returncode, done.stderr
 
 
 def calls_of(place: Place, words: Sequence[str], **asked: Any) -> dict[str, int]:
-    """How often each phase is entered by the command, which nothing disturbs."""
+    """The number of times that the undisturbed command enters each phase."""
     code, output = start(place, words, record=str(place.folder / "calls"), **asked)
     assert code == 0, output
     return json.loads((place.folder / "calls").read_text())
@@ -158,7 +160,7 @@ def calls_of(place: Place, words: Sequence[str], **asked: Any) -> dict[str, int]
 def misses_of_stop(
     place: Place, words: Sequence[str], phase: str, asked: dict[str, Any]
 ) -> Iterator[str]:
-    """Stop the command once; what is not as it must be. The phase may not come in what is left of the run."""
+    """Stop the command once and yield the faults; the phase need not occur in a run."""
     told = place.folder / "told"
     told.unlink(missing_ok=True)
     before = [state_of(path.parent) for path in place.folder.glob("outputs/run/*/config.yaml")]
@@ -177,7 +179,8 @@ def misses_of_stop(
     if told.read_text() == "went on":
         yield "went on after the second signal"
     elif phase in STEPPING and not asked["twice"] and state == "interrupted":
-        newest, begun = last_checkpoint(Run(configs[0].parent), clean=False), int(told.read_text())
+        newest = last_checkpoint(Run(configs[0].parent), clean=False)
+        begun = int(told.read_text())
         if (
             begun
             and not begun
@@ -194,18 +197,16 @@ def life(
     phases: list[str],
     chance: random.Random,
 ) -> Iterator[tuple[str, list[str]]]:
-    """Stop a run in each of these phases, one after the other; each phase with its misses."""
+    """Stop a run in each of these phases, one after the other; return their faults by phase."""
     for again, phase in enumerate(phases):
         number = int(chance.choice(NUMBERS))
-        asked = {
-            "count": chance.randint(1, max(1, calls[phase] // (1 + again))),
-            "number": number,
-            # A terminal that is gone and its signal are one event.
-            "moment": 0.0
-            if number == signal.SIGHUP
-            else chance.choice((0.0, chance.uniform(0, MOMENT))),
-            "twice": chance.random() < 1 / 3,
-        }
+        count = chance.randint(1, max(1, calls[phase] // (1 + again)))
+        if number == signal.SIGHUP:  # a terminal that is gone and its signal are one event
+            moment = 0.0
+        else:
+            moment = chance.choice((0.0, chance.uniform(0, MOMENT)))
+        twice = chance.random() < 1 / 3
+        asked = {"count": count, "number": number, "moment": moment, "twice": twice}
         misses = list(misses_of_stop(place, words, phase, asked))
         yield (
             phase,
@@ -234,7 +235,10 @@ def misses_of_end(place: Place, words: Sequence[str], wanted: dict[str, object])
 def disturb(
     trainer: str, signals: int, root: Path, warm: Warm, chance: random.Random
 ) -> Iterator[tuple[str, list[str]]]:
-    """Runs of a trainer until there were enough signals: each phase with its misses, and each end of a run."""
+    """Runs of a trainer until there are enough signals.
+
+    Each phase with its faults, and each end of a run.
+    """
     words = (*WORDS, *TRAINERS[trainer])
     dropout = 0.1 if trainer in DROPOUT else 0.0
     uninterrupted = Place(root / trainer, root, warm, "signals:main", dropout)
@@ -246,13 +250,16 @@ def disturb(
     for _ in range(signals):
         queue += chance.sample(entered, len(entered))
 
-    done, runs = 0, 0
+    done = 0
+    runs = 0
     while done < signals:
         place = Place(root / f"{trainer}-{runs}", root, warm, "signals:main", dropout)
         phases = queue[done : done + min(SIGNALS_A_RUN, signals - done)]
-        runs, missed = runs + 1, 0
+        runs = runs + 1
+        missed = 0
         for phase, misses in life(place, words, calls, phases, chance):
-            done, missed = done + 1, missed + len(misses)
+            done = done + 1
+            missed = missed + len(misses)
             yield phase, misses
         end = misses_of_end(place, words, wanted)
         yield "finish", end
@@ -261,7 +268,7 @@ def disturb(
 
 
 def control(root: Path, warm: Warm) -> bool:
-    """Whether TRL's own trainer keeps to the same when it gets SIGTERM in a step."""
+    """True if TRL's own trainer keeps the same promises when it gets SIGTERM in a step."""
     place = Place(root / "plain", root, warm, "signals:main")
     calls = calls_of(place, (), plain=True)
     shutil.rmtree(place.folder / "outputs")
@@ -287,10 +294,12 @@ def run() -> int:
     )
     asked = parser.parse_args()
     trainers = asked.trainer or list(TRAINERS)
-    sent, survived = Counter(), Counter()
+    sent = Counter()
+    survived = Counter()
     with tempfile.TemporaryDirectory() as folder:
         root = (asked.keep or Path(folder)).absolute()
-        warm, chance = Warm(root / "warm"), random.Random(asked.seed)
+        warm = Warm(root / "warm")
+        chance = random.Random(asked.seed)
         for trainer in trainers:
             for phase, misses in disturb(
                 trainer, -(-asked.count // len(trainers)), root, warm, chance

@@ -1,4 +1,4 @@
-"""Slurm itself, on this machine: runs that it starts, stops and starts again end as they would alone.
+"""Slurm itself on this machine: runs that it starts, stops and restarts end as they would alone.
 
     apt-get install slurm-wlm munge        (as root, which the daemons below need, too)
     python tests/fault/slurm.py            about ten minutes, most of them the waits of Slurm
@@ -65,10 +65,14 @@ PartitionName=two Nodes={host},localhost MaxTime=INFINITE State=UP
 
 
 class Cluster:
-    """The daemons of a cluster of one machine, and the public command in ``work``; ``environment`` leads it there."""
+    """The daemons of a cluster of one machine, and the public command in ``work``, led there by
+    ``environment``.
+    """
 
     def __init__(self, folder: Path, work: Path):
-        self.folder, self.work, self.processes = folder, work, []
+        self.folder = folder
+        self.work = work
+        self.processes = []
         (folder / "state").mkdir(parents=True)
         folder.chmod(0o755)
         with contextlib.ExitStack() as free:
@@ -103,7 +107,7 @@ class Cluster:
         self.processes.append(process)
 
     def until(self, ready: Callable[[], object], seconds: float = 300) -> None:
-        """Wait for something to be so."""
+        """Wait until a condition holds."""
         deadline = time.monotonic() + seconds
         while not ready():
             failed = [process.args for process in self.processes if process.poll() is not None]
@@ -113,7 +117,7 @@ class Cluster:
             time.sleep(0.1)
 
     def command(self, *words: str) -> str:
-        """What the public command prints, which must end well."""
+        """The output of the public command, which must succeed."""
         started = self.start(*words)
         output = started.communicate()[0]
         assert started.returncode == 0, output
@@ -144,21 +148,21 @@ class Cluster:
         )
 
     def hurry(self, job: str) -> str:
-        """Have a job begin that was put back, for which Slurm would wait two minutes; what is in the queue."""
+        """Start a requeued job at once, without Slurm's delay of two minutes; return the queue."""
         queue = self("squeue", "--noheader", "--array", "--format=%i %r").strip()
         if f"{job} BeginTime" in queue:
             self("scontrol", "update", f"jobid={job}", "starttime=now")
         return queue
 
     def log(self, name: str) -> str:
-        """All that the jobs of a name have said."""
+        """The output of all jobs of a name."""
         return "".join(
             path.read_text()
             for path in sorted((self.work / "outputs" / name / ".queue").glob("*.log"))
         )
 
     def __call__(self, *words: str) -> str:
-        """What a command of Slurm prints."""
+        """The output of a Slurm command."""
         done = subprocess.run(
             words, env=os.environ | self.environment, capture_output=True, text=True
         )
@@ -180,7 +184,7 @@ class Cluster:
 
 
 def lacking() -> str:
-    """What this machine lacks for a cluster of its own; empty where nothing."""
+    """The missing parts for a cluster on this machine, in words; empty if there are all."""
     names = [name for name in DAEMONS if not shutil.which(name)]
     return (
         f"no {', '.join(names)}"
@@ -234,11 +238,13 @@ def put_back(
     words_there: Words = (),
     words_here: Words = (),
 ) -> str:
-    """Stop a run amid its steps, by ``scontrol requeue`` if by nothing else, and have it started again at once.
+    """Stop a run in the middle of its steps, by ``scontrol requeue`` by default, and restart it at
+    once.
 
     ``there`` are words for Slurm, ``here`` those of the same run without.
     """
-    name, words = f"back{steps}", (*WORDS, f"trainer.args.max_steps={steps}")
+    name = f"back{steps}"
+    words = (*WORDS, f"trainer.args.max_steps={steps}")
     submit = (*words, *SLURM, f"name={name}", *words_there)
     cluster.command(*submit)
     job = cluster.job(name)
@@ -256,11 +262,12 @@ def put_back(
 
 
 def time_limit(cluster: Cluster) -> str:
-    """A limit of two minutes, of which Slurm says a minute before or earlier that it comes."""
+    """A time limit of two minutes, which Slurm announces a minute or more before."""
     words = ("launcher.time=2", "launcher.signal_seconds=60")
     began = time.monotonic()
     text = put_back(cluster, lambda job: None, 250, words)
-    assert "SIGUSR2" in cluster.log("back250") and "TIME LIMIT" not in cluster.log("back250")
+    assert "SIGUSR2" in cluster.log("back250")
+    assert "TIME LIMIT" not in cluster.log("back250")
     return f"{text} ({time.monotonic() - began:.0f} s)"
 
 
@@ -292,7 +299,10 @@ def array(cluster: Cluster) -> str:
 
 
 def cancel(cluster: Cluster) -> str:
-    """By hand, and by the verb: a run that trains and one that waits; each goes on by the same command."""
+    """Cancel a run that trains and one that waits, by hand and by the verb.
+
+    The same command resumes each.
+    """
     words = (*WORDS, "trainer.args.max_steps=40", "name=cancel", *SLURM)
     states = []
     for way, step in (("scancel", 3), ("verb", 12)):
@@ -322,7 +332,7 @@ def twice(cluster: Cluster) -> str:
 
 
 def stages(cluster: Cluster) -> str:
-    """Two chains, of which the first stage of one is put back, and one whose first stage fails."""
+    """Two chains: one whose first stage is requeued, and one whose first stage fails."""
     (cluster.work / "conf" / "experiment").mkdir(parents=True)
     (cluster.work / "conf" / "experiment" / "two.yaml").write_text(STAGES)
     words = ("experiment=two", *SLURM, "--config-dir", "conf", "allow=[mine]", "launcher.wait=true")
@@ -347,19 +357,21 @@ def stages(cluster: Cluster) -> str:
 STAGES = """# @package _global_
 name: two
 stages:
-  sft: [trainer=sft, metric=none, dataset.limit.eval=8, trainer.args.max_steps=30, callback.slow._target_=mine.Slow]
-  more: [trainer=sft, metric=none, dataset.limit.eval=8, trainer.args.max_steps=3, "model.path=${run:sft}"]
+  sft: [trainer=sft, metric=none, dataset.limit.eval=8, trainer.args.max_steps=30,
+    callback.slow._target_=mine.Slow]
+  more: [trainer=sft, metric=none, dataset.limit.eval=8, trainer.args.max_steps=3,
+    "model.path=${run:sft}"]
 """
 
 
 def machines(cluster: Cluster) -> str:
-    """One run on two nodes, which both are this machine, put back amid its steps."""
+    """One run on two nodes, both on this machine, requeued between its steps."""
     cluster_words = ("launcher.num_machines=2", "launcher.partition=two", "batch=8")
     return put_back(cluster, None, 25, cluster_words, ("launcher.num_processes=2", "batch=8"))
 
 
 def killed(cluster: Cluster) -> str:
-    """The process of a run is killed, as where memory runs out."""
+    """The process of a run is killed, as if memory ran out."""
     words = (
         *WORDS,
         "trainer.args.max_steps=41",
@@ -383,7 +395,7 @@ def killed(cluster: Cluster) -> str:
 
 
 def refused(cluster: Cluster) -> str:
-    """Words that this cluster does not take."""
+    """Words that this cluster does not accept."""
     refusals = []
     for word in (
         "partition=nope",
@@ -417,7 +429,8 @@ def main(names: list[str]) -> int:
             try:
                 text = CASES[name](cluster)
             except AssertionError as error:
-                text, failed = f"FAILED: {error}", 1
+                text = f"FAILED: {error}"
+                failed = 1
                 cluster("scancel", "--me")
                 cluster.until(lambda: not cluster("squeue", "--noheader").strip())
             failed |= "OTHER" in text

@@ -1,6 +1,8 @@
-"""States cannot lie: random lives of a run, in which it is started, stopped, killed, damaged and started again.
+"""States tell the truth in random lives of a run.
 
-    python tests/fault/states.py                    1000 lives of up to eight events, some minutes of one processor
+Started, stopped, killed, damaged and started again.
+
+    python tests/fault/states.py                    1000 lives of up to eight events, some minutes
     python tests/fault/states.py --count 100
 
 The worker, its lock, its files, its callbacks, the seals and the end of a training are the real
@@ -61,16 +63,17 @@ from runner.training.callback.stop import StopAtStep
 from runner.training.checkpoint import Seal
 from runner.training.components.types import Components
 
-STEPS, SAVE = 7, 2
+STEPS = 7
+SAVE = 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 WAYS = ("finish", "raise", "leave", "signal", "kill", "full", "stays full")
 FORKED = ("kill", "full", "stays full")
-# So many files does an undisturbed run touch; a fault after that never comes, and the run finishes.
+# The files that an undisturbed run touches; a fault planned for later never occurs.
 MOST_TOUCHES = 260
 
 
 def weights_after(step: int) -> str:
-    """What the weights are after so many steps."""
+    """The weights after so many steps."""
     text = "start"
     for number in range(1, step + 1):
         text = hashlib.sha256(f"{text} {number}".encode()).hexdigest()
@@ -84,7 +87,9 @@ class Trainer:
     """Takes steps that cost nothing, with the callbacks that watch every training."""
 
     def __init__(self, run: Run, stop: signals.Stop, way: str, when: int):
-        self.way, self.when, self.begun = way, when, run.folder.parent / "begun"
+        self.way = way
+        self.when = when
+        self.begun = run.folder.parent / "begun"
         self.hooks = SimpleNamespace(use_cache=None, measure=None)
         seal = Seal(2, steps_to_notice(), set_status=run.set_status)
         self.callbacks = [StopAtStep(stop), Record(run.metrics, run.set_status), seal]
@@ -174,7 +179,7 @@ class Trainer:
 
 
 def misbehave(way: str) -> None:
-    """What goes wrong at a step."""
+    """Misbehave at a step."""
     if way == "raise":
         raise ValueError("a fault in somebody's code")
     if way == "leave":
@@ -231,7 +236,7 @@ def made_up(way: str, when: int) -> Iterator[None]:
 
 
 def full_from(touch: int, folder: Path, stays: bool) -> None:
-    """Have the touch of a file fail as on a full disk, and all that come after it if it stays so."""
+    """Make the touch of a file fail as on a full disk, and all later ones if it stays full."""
     calls = 0
 
     def hook(event: str, arguments: tuple) -> None:
@@ -257,15 +262,16 @@ def _writes(arguments: tuple) -> bool:
 
 
 def start(run: Run, way: str = "finish", when: int = 0) -> int:
-    """Start the run in a process of its own; the process id."""
-    gc.freeze()  # or the child would copy every page that it looks through for garbage
+    """Start the run in a process of its own; return the process id."""
+    gc.freeze()  # or the child's garbage collector would copy every page
     pid = os.fork()
     if pid:
         return pid
     code = 70
     gc.disable()
     try:
-        sys.stdout = sys.stderr = open(run.folder.parent / "told", "w")  # noqa: SIM115  a test has others here
+        # A test may have replaced them.
+        sys.stdout = sys.stderr = open(run.folder.parent / "told", "w")  # noqa: SIM115
         for number in (1, 2):
             os.dup2(sys.stdout.fileno(), number)
         for number in SIGNALS:
@@ -287,14 +293,14 @@ def start(run: Run, way: str = "finish", when: int = 0) -> int:
 
 
 def start_here(run: Run, way: str, when: int) -> tuple[int, str]:
-    """The exit code and the words of a start in this process, where what happens allows it."""
+    """The exit code and output of a start in this process, if the event allows that."""
     output = io.StringIO()
     with made_up(way, when), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         return worker.work(run.folder), output.getvalue()
 
 
 def ended(pid: int) -> bool:
-    """Whether a child has ended, without taking note of it."""
+    """True if a child has ended; it is not reaped."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
@@ -316,7 +322,7 @@ PLACE = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
 class Life(RuleBasedStateMachine):
-    """A run folder and what has happened to it."""
+    """A run folder and its history."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -349,13 +355,14 @@ class Life(RuleBasedStateMachine):
         kind=st.integers(0, 2),
     )
     def started(self, way: str, step: int, touch: int, kind: int) -> None:
-        """The same command once more, and something happens to it."""
+        """Start the same command again, with an event."""
         if way == "signal":
             way = f"signal {kind}"
         when = touch if way in ("kill", "full", "stays full") else step
         before = self.files()
         was = self.run.status()["state"]
-        newest, sealed = self.newest_whole(), self.sealed()
+        newest = self.newest_whole()
+        sealed = self.sealed()
         (self.run.folder.parent / "begun").unlink(missing_ok=True)
         if way in FORKED:
             code = end_of(start(self.run, way, when))
@@ -429,7 +436,10 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.garbled)
     @rule()
     def status_cured(self) -> None:
-        """What the refusal says to type; the sealed step is forgotten with it, and the seals are what is left."""
+        """Do what the refusal says to type.
+
+        It forgets the sealed step as well, and only the seals are left.
+        """
         (self.run.folder / "status.json").unlink()
         self.garbled = False
 
@@ -454,7 +464,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def finished_is_true(self) -> None:
-        """Finished only with all steps done, in order and once, and with weights that are sealed and right."""
+        """Finished only with all steps done, once and in order, and sealed, correct weights."""
         if not hasattr(self, "run") or self.run.status()["state"] != "finished":
             return
         assert self.run.status()["step"] == STEPS
@@ -466,14 +476,14 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def nobody_runs(self) -> None:
-        """Between two events no process is there, and nobody says that one is."""
+        """Between two events no process exists, and no file claims that one does."""
         if hasattr(self, "run"):
             assert state_of(self.run.folder) != "running"
             assert read_run(self.run.folder).state != "running"
 
     @invariant()
     def seals_are_true(self) -> None:
-        """A checkpoint that nobody harmed is whole, and its weights are those of its step."""
+        """An undamaged checkpoint is complete, and its weights are those of its step."""
         for path in sealed_checkpoints(self.run.checkpoints) if hasattr(self, "run") else ():
             if path.name not in self.harmed:
                 assert not damage_of(path), path
@@ -490,7 +500,7 @@ class Life(RuleBasedStateMachine):
         return path.read_text() if path.exists() else ""
 
     def sealed(self) -> bool:
-        """Whether there was a checkpoint that was sealed."""
+        """True if there was a sealed checkpoint."""
         return (
             bool(sealed_checkpoints(self.run.checkpoints))
             or self.run.status().get("sealed") is not None

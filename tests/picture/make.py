@@ -18,12 +18,13 @@ from termios import TIOCSWINSZ
 from rich.console import Console
 from rich.text import Text
 
-ROOT, COLUMNS = Path(__file__).parents[2], 100
+ROOT = Path(__file__).parents[2]
+COLUMNS = 100
 COMMAND = ("python", "-m", "runner")
 
 
 def terminal_output(command: tuple[str, ...], folder: str) -> str:
-    """All that a command writes on a terminal of its own."""
+    """The output of a command on a terminal of its own."""
     pid, terminal = pty.fork()
     if not pid:
         os.chdir(folder)
@@ -42,7 +43,7 @@ def terminal_output(command: tuple[str, ...], folder: str) -> str:
 
 
 def left_standing(output: str) -> str:
-    """The lines as they stand at the end: of each, what was written after its last return."""
+    """The lines as they stand at the end: the text after the last return of each."""
     lines = output.replace("\r\n", "\n").split("\n")
     return "\n".join(
         re.sub(r"\x1b\[[0-9;]*[A-HJKf]", "", line.rstrip("\r").rpartition("\r")[2])

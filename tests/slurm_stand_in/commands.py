@@ -1,4 +1,6 @@
-"""sbatch, squeue, scancel, scontrol and srun without Slurm: each is this file under its name, first on PATH.
+"""sbatch, squeue, scancel, scontrol and srun without Slurm.
+
+This file under each name, first on PATH.
 
 The queue is the folder $SLURM_STAND_IN, a file for each task of an array, which holds what squeue
 prints. ``sbatch`` really runs the script, in a process that outlives it: once for each task, again
@@ -79,7 +81,7 @@ def sbatch(*words):
 
 
 def tasks_of(array):
-    """The numbers of the tasks of ``0-3`` or ``0,2``, which at most so many as follow a % run at once."""
+    """The task numbers of ``0-3`` or ``0,2``; the number after a % limits how many run at once."""
     tasks, _, _ = array.partition("%")
     first, _, last = tasks.partition("-")
     if last:
@@ -110,7 +112,8 @@ def run(path):
     if not path.exists():
         return
     if not kind or (QUEUE / f"{awaited}.code").read_text() == "0":
-        count, job["back"] = 0, True
+        count = 0
+        job["back"] = True
         while job["back"]:
             environment = {
                 "SLURM_ARRAY_TASK_ID": path.name.partition("_")[2],
@@ -131,7 +134,8 @@ def run(path):
                 read(path)
                 | {"state": "RUNNING", "reason": "None", "pid": started.pid, "back": False},
             )
-            code, count = started.wait(), count + 1
+            code = started.wait()
+            count = count + 1
             job = read(path)
     (QUEUE / f"{path.name}.code").write_text(str(code))
     path.unlink()

@@ -1,4 +1,6 @@
-"""``python -m runner.launch`` without a training: it ends with the next exit code in ``codes-<name>`` or ``codes``.
+"""``python -m runner.launch`` without a training.
+
+It ends with the next exit code in ``codes-<name>``.
 
 Like a real one it holds the folder while it works, and writes its status whole.
 """

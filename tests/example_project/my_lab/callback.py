@@ -1,14 +1,15 @@
-"""Callbacks: what reacts to the events of a training.
+"""Callbacks react to the events of a training.
 
-    python -m runner --config-dir conf 'allow=[my_lab]' callback.diary._target_=my_lab.callback.Diary
+    python -m runner --config-dir conf 'allow=[my_lab]' \\
+        callback.diary._target_=my_lab.callback.Diary
 
 The runner fills in what a constructor asks for by name: ``tokenizer``, ``folder`` (of the run),
 ``train_dataset``, ``eval_dataset``, ``prompts`` (held out), ``generate(model, prompts,
 max_new_tokens=...)``, ``trainer``. The other arguments are keys of the YAML. Each event comes with
 ``args`` (the trainer's), ``state`` (``global_step``, ``max_steps``, ``log_history``...),
-``control`` (set ``control.should_training_stop`` and the like to steer), and in ``more`` with
-``model``, ``optimizer``, ``lr_scheduler``, ``train_dataloader`` and ``processing_class``. The model
-of PPO holds the ``policy`` beside its critic.
+``control`` (set ``control.should_training_stop`` and the like), and in ``kwargs`` with ``model``,
+``optimizer``, ``lr_scheduler``, ``train_dataloader`` and ``processing_class``. The model of PPO
+holds the ``policy`` beside its critic.
 """
 
 import json
@@ -23,7 +24,8 @@ class Diary(TrainerCallback):
     def __init__(self, folder, tokenizer, eval_dataset=None, author: str = "me"):
         self.path = Path(folder) / "diary.jsonl"
         self.author = author
-        self.words, self.rows = len(tokenizer), len(eval_dataset or ())
+        self.words = len(tokenizer)
+        self.rows = len(eval_dataset or ())
 
     def note(self, event, state, **what):
         line = {"event": event, "step": state.global_step, "by": self.author} | what
@@ -50,7 +52,10 @@ class Diary(TrainerCallback):
         self.note("step_begin", state)
 
     def on_substep_end(self, args, state, control, **kwargs):
-        """After a batch that is only accumulated; PPO, where a step is a whole rollout, has none."""
+        """Called after a batch that is only accumulated.
+
+        PPO, where a step is a whole rollout, has none.
+        """
         self.note("substep_end", state)
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
@@ -86,5 +91,5 @@ class Diary(TrainerCallback):
         self.note("epoch_end", state, epoch=state.epoch)
 
     def on_train_end(self, args, state, control, **kwargs):
-        """The best model is back where that was asked for; it is not yet in ``model/``."""
+        """The best model is back if requested; it is not yet in ``model/``."""
         self.note("train_end", state)

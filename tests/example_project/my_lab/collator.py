@@ -1,4 +1,7 @@
-"""Collators: rows -> batch. One that asks for ``inner`` goes around the trainer's own; ``tokenizer`` is there too."""
+"""Collators turn rows into a batch.
+
+One that asks for ``inner`` wraps the trainer's own; it may ask for ``tokenizer`` as well.
+"""
 
 import torch
 
@@ -10,7 +13,9 @@ class Sparse:
     """
 
     def __init__(self, inner, tokenizer, share: float = 0.2):
-        self.inner, self.share, self.end = inner, share, tokenizer.eos_token_id
+        self.inner = inner
+        self.share = share
+        self.end = tokenizer.eos_token_id
 
     def __call__(self, rows):
         batch = self.inner(rows)

@@ -1,4 +1,7 @@
-"""Steps of ``dataset.map``: row -> row, or None to leave it out. They run once, and are cached by their code."""
+"""Steps of ``dataset.map``: row -> row, or None to leave it out.
+
+They run once; the result is cached under a hash of their code.
+"""
 
 import itertools
 

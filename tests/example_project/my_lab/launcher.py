@@ -1,4 +1,4 @@
-"""A launcher of one's own: the processes of a run, which give way to whatever else this machine has to do."""
+"""A launcher of your own: the processes of a run yield to whatever else this machine does."""
 
 import contextlib
 import os

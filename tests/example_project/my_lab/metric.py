@@ -2,8 +2,13 @@
 
 
 def sorted_right(completions, digits, swaps, hard: int = 3):
-    """Of sampled completions, which are texts: how many are right, and how many of the easy and of the hard ones."""
-    right, easy, difficult = [], [], []
+    """The share of sampled completions (texts) that are right.
+
+    Of all, of the easy and of the hard ones.
+    """
+    right = []
+    easy = []
+    difficult = []
     for completion, asked, distance in zip(completions, digits, swaps, strict=True):
         hit = float(completion.split() == sorted(asked.split()))
         right.append(hit)
@@ -13,5 +18,7 @@ def sorted_right(completions, digits, swaps, hard: int = 3):
 
 
 def weakest_token(log_probs):
-    """Of the model's own outputs for the known answers: the log-probability of the token it least expected."""
+    """The log-probability of the least expected token, from the model's outputs for the known
+    answers.
+    """
     return [min(tokens) for tokens in log_probs]

@@ -1,11 +1,14 @@
-"""Optimizers are classes of torch's kind; schedules are functions or classes that take an optimizer."""
+"""Optimizers are classes like torch's; schedules, functions or classes that take an optimizer."""
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 
 class SignDescent(torch.optim.Optimizer):
-    """Each weight goes one step of ``lr`` against the sign of its smoothed gradient (Bernstein et al. 2018)."""
+    """Moves each weight by ``lr`` against the sign of its smoothed gradient (Bernstein et al.
+
+    2018).
+    """
 
     def __init__(self, params, lr: float = 1e-4, momentum: float = 0.9, weight_decay: float = 0.0):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
@@ -24,7 +27,10 @@ class SignDescent(torch.optim.Optimizer):
 
 
 def hold_and_fall(optimizer, num_training_steps, hold: float = 0.5):
-    """The full rate for a share of the steps, then down to nothing in a line; ``num_training_steps`` is filled in."""
+    """The full rate for a share of the steps, then a straight line down to zero.
+
+    The runner fills in ``num_training_steps``.
+    """
     held = int(hold * num_training_steps)
     return LambdaLR(
         optimizer,

@@ -1,12 +1,14 @@
-"""Rewards: one number for each completion. ``completions`` and columns of the rows come by name, as TRL passes them:
-where the prompt is a chat, a completion is a list of turns.
+"""Rewards: one number for each completion.
+
+TRL passes ``completions`` and columns of the rows by name. If the prompt is a chat, a completion is
+a list of turns.
 """
 
 from itertools import pairwise
 
 
 def in_order(completions, digits):
-    """The share of neighbours that stand in order, or -1 where the digits are not those of the prompt."""
+    """The share of neighbours in ascending order; -1 if the digits are not those of the prompt."""
     scores = []
     for completion, asked in zip(completions, digits, strict=True):
         answer = completion[-1]["content"].split()

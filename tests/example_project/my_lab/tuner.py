@@ -1,5 +1,7 @@
-"""Tuners: what is trained. A function of ``model`` changes it and gives it back, or gives a PeftConfig to be put on; a
-class may save and load what it has put on a model by itself.
+"""Tuners choose the weights to train.
+
+A function of ``model`` changes and returns it, or returns a PeftConfig to apply. A class may save
+and load what it has put on a model.
 """
 
 import torch
@@ -11,7 +13,7 @@ FILE = "scales.safetensors"
 
 
 def upper_half(model, also: tuple[str, ...] = ("norm",)):
-    """The upper half of the layers, and what has one of the words of ``also`` in its name."""
+    """The upper half of the layers, and those with one of the words of ``also`` in their names."""
     depth = model.config.num_hidden_layers
     for name, weight in model.named_parameters():
         number = next((int(part) for part in name.split(".") if part.isdigit()), -1)
@@ -20,7 +22,10 @@ def upper_half(model, also: tuple[str, ...] = ("norm",)):
 
 
 def upper_lora(model, task_type, r: int = 8):
-    """LoRA on the attention of the upper half of the layers; any target modules of this very model could be found."""
+    """LoRA on the attention of the upper half of the layers.
+
+    The code may look for modules of this very model.
+    """
     depth = model.config.num_hidden_layers
     names = [
         name
@@ -32,18 +37,22 @@ def upper_lora(model, task_type, r: int = 8):
 
 
 class Scaled(nn.Module):
-    """A layer whose outputs have a factor each."""
+    """A layer with a factor for each output."""
 
     def __init__(self, inner: nn.Linear, start: float):
         super().__init__()
-        self.inner, self.scale = inner, nn.Parameter(torch.full((inner.out_features,), start))
+        self.inner = inner
+        self.scale = nn.Parameter(torch.full((inner.out_features,), start))
 
     def forward(self, states):
         return self.inner(states) * self.scale
 
 
 class Scales:
-    """Factors behind each MLP, which alone are trained. Three methods put them on a model, save them, and load them."""
+    """Trainable factors behind each MLP; all else is frozen.
+
+    Three methods put them on a model, save them, and load them.
+    """
 
     def __init__(self, start: float = 1.0):
         self.start = start

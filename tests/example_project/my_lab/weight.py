@@ -1,4 +1,6 @@
-"""Weights of tokens: one entry for each message, a number, or a number and spans ``(start, end, number)`` of its text.
+"""Weights of tokens.
+
+One entry for each message, a number or a number and spans ``(start, end, number)``.
 
 ``messages`` come by name, and columns of the rows that are named as arguments; several rules
 multiply.
@@ -6,5 +8,5 @@ multiply.
 
 
 def by_distance(messages, swaps, each: float = 0.25):
-    """Answers count the more the farther the digits were from being in order."""
+    """Answers count more if their digits were further from being in order."""
     return [1 + each * swaps if message["role"] == "assistant" else 0.0 for message in messages]

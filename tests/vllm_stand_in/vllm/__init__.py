@@ -1,4 +1,4 @@
-"""As much of vLLM as TRL's generation uses where both share a process: a model of its own, which is sent weights.
+"""The part of vLLM that TRL uses if both share a process: a model of its own that receives weights.
 
 Log-probabilities and random numbers are its own, too. The real one needs a GPU.
 """
@@ -13,7 +13,7 @@ from vllm.sampling_params import SamplingParams
 
 __version__ = "0.24.0"
 RequestOutput = SimpleNamespace
-# What TRL imports for servers, which nothing here asks for.
+# TRL imports these for servers; nothing here uses them.
 SERVED = {
     "vllm.utils": (),
     "vllm.utils.network_utils": ("get_ip", "get_open_port"),
@@ -34,11 +34,12 @@ for module, names in SERVED.items():
 class LLM:
     def __init__(self, model, seed, enable_sleep_mode=False, **settings):
         assert settings["logprobs_mode"] == "processed_logprobs"
-        self.generator, self.is_asleep = torch.Generator().manual_seed(seed), False
+        self.generator = torch.Generator().manual_seed(seed)
+        self.is_asleep = False
         with torch.random.fork_rng():
             self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         for weight in self.model.parameters():
-            weight.data.zero_()  # those of the training are what it shall sample with
+            weight.data.zero_()  # the training sends the weights to sample with
         worker = SimpleNamespace(model_runner=SimpleNamespace(model=self))
         self.llm_engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
 
@@ -63,7 +64,8 @@ class LLM:
         ]
 
     def _complete(self, prompt, how):
-        tokens, logprobs = [], []
+        tokens = []
+        logprobs = []
         ends = set(how.get("stop_token_ids") or [self.model.generation_config.eos_token_id])
         while len(tokens) < how["max_tokens"] and not ends & set(tokens):
             logits = self.model(torch.tensor([[*prompt, *tokens]])).logits[0, -1].float()

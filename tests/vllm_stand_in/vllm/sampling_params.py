@@ -1,4 +1,4 @@
-"""What vLLM is asked for."""
+"""The request to vLLM."""
 
 
 class SamplingParams:
