@@ -263,6 +263,7 @@ class Ends(TrainerCallback):
 """
 
 
+@pytest.mark.dear("six processes train")
 def test_two_machines_train_as_two_processes_of_one(runner):
     """Two commands on this one, of which the second loses its process, and then the same again."""
     (runner.folder / "mine.py").write_text(ENDS_ONCE)

@@ -660,6 +660,7 @@ def test_a_sweep_in_chaos_finishes_the_healthy_jobs_and_then_exactly_the_others(
     assert starts == {1: 1, 2: 2}
 
 
+@pytest.mark.dear("two trainings, begun up to three times")
 @pytest.mark.slow
 def test_a_killed_driver_leaves_nothing_running_loses_nothing_and_doubles_nothing(runner):
     steps = (
@@ -745,6 +746,7 @@ def test_a_search_by_optuna_survives_failures_and_goes_on_from_the_trials_there_
 @pytest.mark.skipif(
     not find_spec("hydra_plugins.hydra_joblib_launcher"), reason="needs the extra joblib"
 )
+@pytest.mark.dear("three trainings")
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_hydras_joblib_launcher_trains_runs_like_ours(runner, at_once):
