@@ -129,11 +129,15 @@ def test_peft_freezes_the_adapter_that_is_not_active():
     policy = letter_policy()
     policy.add_adapter("second", lora())
     policy.set_adapter("second")
-    assert not any(p.requires_grad for name, p in policy.named_parameters() if ".default." in name)
+    for name, p in policy.named_parameters():
+        if ".default." in name:
+            assert not p.requires_grad
     policy.set_adapter("default")
     with policy.disable_adapter():
         pass
-    assert not any(p.requires_grad for name, p in policy.named_parameters() if ".second." in name)
+    for name, p in policy.named_parameters():
+        if ".second." in name:
+            assert not p.requires_grad
 
 
 def test_both_adapters_learn_after_a_look_at_the_reference():
@@ -158,7 +162,8 @@ def test_policy_and_critic_do_not_share_a_gradient():
         if weight.grad is not None and weight.grad.any()
     }
     assert touched
-    assert all(f".{CRITIC}." in name or "value_head" in name for name in touched)
+    for name in touched:
+        assert f".{CRITIC}." in name or "value_head" in name
 
 
 @pytest.mark.parametrize("critic", ["model", "adapter", "head"])
@@ -205,7 +210,8 @@ def test_a_critic_from_the_policy_has_its_backbone_and_says_zero():
         critic.base_model(IDS).last_hidden_state, policy.base_model(IDS).last_hidden_state
     )
     assert made.values(BATCH).tolist() == [0.0] * 5
-    assert all(weight.requires_grad for weight in critic.parameters())
+    for weight in critic.parameters():
+        assert weight.requires_grad
     shared = {weight.data_ptr() for weight in policy.parameters()} & {
         w.data_ptr() for w in critic.parameters()
     }
@@ -222,7 +228,8 @@ def test_a_critic_needs_no_classifier_of_its_architecture(tmp_path, kind):
     critic = build_critic_model(policy, None)
     made = ActorCritic(policy, "model", critic)
     assert made.values(BATCH).tolist() == [0.0] * 5
-    assert all(weight.requires_grad for weight in critic.parameters())
+    for weight in critic.parameters():
+        assert weight.requires_grad
     assert not {w.data_ptr() for w in policy.parameters()} & {
         w.data_ptr() for w in critic.parameters()
     }
@@ -241,7 +248,8 @@ def test_a_critic_model_beside_an_adapter_has_the_adapted_backbone():
     critic = build_critic_model(policy, None)
     expected = policy.get_base_model().base_model(IDS).last_hidden_state
     assert torch.allclose(critic.base_model(IDS).last_hidden_state, expected, atol=1e-5)
-    assert not any("lora" in name for name, _ in critic.named_parameters())
+    for name, _ in critic.named_parameters():
+        assert "lora" not in name
 
 
 def test_a_critic_of_a_half_precision_policy_keeps_the_angles_of_positions_in_float32():
@@ -250,7 +258,8 @@ def test_a_critic_of_a_half_precision_policy_keeps_the_angles_of_positions_in_fl
     critic = build_critic_model(policy, None)
     angles = [buffer for name, buffer in critic.named_buffers() if name.endswith("inv_freq")]
     assert angles
-    assert all(buffer.dtype == torch.float32 for buffer in angles)
+    for buffer in angles:
+        assert buffer.dtype == torch.float32
     assert {weight.dtype for weight in critic.parameters()} == {torch.bfloat16}
 
 
@@ -258,8 +267,10 @@ def test_a_critic_from_the_reward_model_gives_its_scores():
     judge = letter_model(labels=1, seed=3).requires_grad_(False)
     critic = build_critic_model(letter_model(), judge.half())
     assert critic.dtype == torch.float32  # trained as the policy is
-    assert all(weight.requires_grad for weight in critic.parameters())
-    assert not any(weight.requires_grad for weight in judge.parameters())
+    for weight in critic.parameters():
+        assert weight.requires_grad
+    for weight in judge.parameters():
+        assert not weight.requires_grad
     made = ActorCritic(letter_model(), "model", critic)
     states = judge.float().base_model(IDS).last_hidden_state.flatten(0, 1)[POSITIONS]
     assert torch.allclose(made.values(BATCH), judge.score(states)[:, 0], atol=1e-4)

@@ -49,7 +49,8 @@ def try_out(cases, warm):
 
 def test_there_are_as_many_cases_as_promised():
     assert len(BAD) >= 100
-    assert all(cases for cases in KINDS.values())
+    for cases in KINDS.values():
+        assert cases
     assert len(GOOD) >= 30
     assert len({(case.kind, case.name) for case in [*BAD, *GOOD]}) == len(BAD) + len(GOOD)
 

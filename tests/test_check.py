@@ -375,7 +375,8 @@ def test_missing_arguments():
     assert [fault.where for fault in found_faults] == [
         *("trainer.form", "model.path", "model.tokenizer")
     ]
-    assert all(fault.found.startswith("missing, but ") for fault in found_faults)
+    for fault in found_faults:
+        assert fault.found.startswith("missing, but ")
 
 
 def test_a_partial_may_wait_for_the_rest():

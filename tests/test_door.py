@@ -81,7 +81,8 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path, capsys):
     assert head.endswith("4 runs in outputs/dpo-tiny-toy: kl_coef 2 x learning_rate 2")
     assert counts.strip() == "4 new"
     assert len(lines) == 4
-    assert all(line.startswith("new ") for line in lines)
+    for line in lines:
+        assert line.startswith("new ")
     assert len(set(lines)) == 4
     assert list(tmp_path.iterdir()) == []
 

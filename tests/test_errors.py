@@ -81,11 +81,13 @@ def test_no_text_of_others_can_look_like_a_beat_of_ours_or_steer_the_terminal(be
     fault = Fault(**({"where": "key", "found": "it"} | {beat: evil}))
     lines = str(ConfigError([fault, Fault("y", "z", fix="y=1")])).split("\n")
     assert lines[0] == "config: 2 faults"
-    assert not any(line.startswith("config") for line in lines[1:])
+    for line in lines[1:]:
+        assert not line.startswith("config")
     assert [line for line in lines if line.startswith("    type")] == [
         "    type      " + "y=1"
     ] or beat == "fix"
-    assert not any(line.startswith("    type      rm") for line in lines)
+    for line in lines:
+        assert not line.startswith("    type      rm")
     assert "".join(lines).isprintable()
 
 
@@ -150,5 +152,6 @@ def test_installed_code_is_never_the_users_own(tmp_path):
         "/usr/lib/python3/dist-packages",
         errors.__file__,
     )
-    assert not any(is_own(f"{place}/torch.py") for place in places[:2])
+    for place in places[:2]:
+        assert not is_own(f"{place}/torch.py")
     assert not is_own(places[2])

@@ -59,10 +59,8 @@ def test_processes_share_rows_so_that_each_counts_once(count, size, processes, g
         assert len({len(batch) for batch in together}) == 1
         assert 0 < len(together[0]) <= size
         joined = list(itertools.chain.from_iterable(together))
-        assert all(
-            joined[start] // group == joined[start + group - 1] // group
-            for start in range(0, len(joined), group)
-        )
+        for start in range(0, len(joined), group):
+            assert joined[start] // group == joined[start + group - 1] // group
     for share in shares:
         assert share.copies == shares[0].copies
         for batch, copies in zip(share.batches, share.copies, strict=True):

@@ -157,7 +157,8 @@ def test_a_push_is_private_and_holds_no_pickle(online_runner, hub):
     files = set().union(*(upload.files for upload in hub.uploads))
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= files
     assert not [name for name in files if name.endswith(".bin")]
-    assert all(upload.private for upload in hub.uploads)
+    for upload in hub.uploads:
+        assert upload.private
 
 
 def test_a_push_without_a_token_is_refused_before_the_training(online_runner, hub):

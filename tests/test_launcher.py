@@ -134,8 +134,11 @@ def test_a_sweep_trains_each_run_in_its_own_folder_as_it_would_be_alone(runner):
     assert len(folders) == 2
     assert "2 of 2 runs finished" in done.stdout
     assert {Run(folder).cfg["kl_coef"] for folder in folders} == {0.05, 0.1}
-    assert all(Run(folder).status()["state"] == "finished" for folder in folders)
-    assert all("kl_coef-0" in folder.name and "learning_rate-" in folder.name for folder in folders)
+    for folder in folders:
+        assert Run(folder).status()["state"] == "finished"
+    for folder in folders:
+        assert "kl_coef-0" in folder.name
+        assert "learning_rate-" in folder.name
     again = runner(*words)
     assert "2 finished" in again.stdout
     assert "start" not in again.stdout
@@ -291,9 +294,9 @@ def test_two_machines_train_as_two_processes_of_one(runner):
             cause = "environment\n  processes\n    found     rank 1 on machine 1 ("
             assert two.status()["cause"].startswith(cause)
             assert "SIGKILL" in two.status()["cause"]
-            assert all(
-                cause in result.stderr and "Traceback" not in result.stderr for result in done
-            )
+            for result in done:
+                assert cause in result.stderr
+                assert "Traceback" not in result.stderr
             ends.unlink()
     assert "resumes   from step 2" in done[0].stdout
     assert "step " not in done[1].stdout

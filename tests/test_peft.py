@@ -388,8 +388,10 @@ def test_a_reference_is_a_frozen_copy(folder):
     model = load(folder)
     reference = copy_reference(model)
     assert not reference.training
-    assert not any(w.requires_grad for w in reference.parameters())
-    assert all(weight.requires_grad for weight in model.parameters())
+    for w in reference.parameters():
+        assert not w.requires_grad
+    for weight in model.parameters():
+        assert weight.requires_grad
     move_weights(model)
     assert torch.equal(answer(reference, folder), answer(load(folder), folder))
 
@@ -401,7 +403,8 @@ def test_an_adapter_is_put_on_once(kind, folder):
     trainer, _ = take_step(kind, model, folder, config)
     layers = [part for part in trainer.model.modules() if isinstance(part, BaseTunerLayer)]
     assert len(layers) == 14  # seven linear layers in each of two blocks
-    assert not any(isinstance(part.base_layer, BaseTunerLayer) for part in layers)
+    for part in layers:
+        assert not isinstance(part.base_layer, BaseTunerLayer)
 
 
 @pytest.mark.slow
@@ -562,7 +565,8 @@ def test_missing_layers_and_other_slips_are_named_at_once(folder, tmp_path):
     assert faults(model, layers=-1, also=["norms"]) == ["peft.layers", "peft.also"]
     assert faults(model, layers=0, also=[]) == ["peft"]
     assert faults(load(save_adapter(folder, tmp_path)), layers=1) == ["peft"]
-    assert all(weight.requires_grad for weight in model.parameters())
+    for weight in model.parameters():
+        assert weight.requires_grad
 
 
 def match_shards(words: list[str]) -> None:

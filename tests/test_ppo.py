@@ -409,7 +409,8 @@ def test_without_a_stop_token_every_completion_is_full(tmp_path):
     )
     rollout = rolled_out(trainer)
     assert rollout.responses == [30] * 8
-    assert all(completion.finish == "stop" for completion in rollout.completions)
+    for completion in rollout.completions:
+        assert completion.finish == "stop"
     assert any(END in sequence for sequence in rollout.sequences)
 
 
@@ -876,7 +877,9 @@ def test_a_value_warm_up_leaves_the_policy_alone_under_a_head(tmp_path):
     start = weights(trainer)
     trainer.train()
     after = weights(trainer)
-    assert all(torch.equal(start[name], after[name]) for name in start if "value_head" not in name)
+    for name in start:
+        if "value_head" not in name:
+            assert torch.equal(start[name], after[name])
 
 
 def test_an_adapter_critic_learns_and_leaves_the_base_alone(tmp_path):
@@ -925,14 +928,14 @@ def test_the_critic_begins_as_the_reward_model_that_reads_its_tokens(tmp_path):
         tmp_path, reward_funcs=[share_of_wanted, judge]
     ).actor_critic.value_model
     assert critic is not judge
-    assert all(
-        torch.equal(a, b) for a, b in zip(critic.parameters(), judge.parameters(), strict=True)
-    )
+    for a, b in zip(critic.parameters(), judge.parameters(), strict=True):
+        assert torch.equal(a, b)
     assert letter_trainer(tmp_path).actor_critic.value_model.score.weight.abs().max() == 0
     mine = letter_model(labels=1, seed=8).requires_grad_(False)  # as load_reward_model gives it
     critic = letter_trainer(tmp_path, reward_funcs=judge, value_model=mine).actor_critic.value_model
     assert critic is mine
-    assert all(weight.requires_grad for weight in critic.parameters())
+    for weight in critic.parameters():
+        assert weight.requires_grad
 
 
 def test_initial_adapters_depend_on_the_seed_alone(tmp_path):

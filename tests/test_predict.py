@@ -240,17 +240,21 @@ def test_every_row_has_its_lines_in_order(predict, tmp_path):
     assert [(row["row"], row["sample"]) for row in rows] == list(
         itertools.product(range(12), (0, 1))
     )
-    assert all(
-        list(row)
-        == ["row", "sample", "prompt", "completion", "finish", "log_probability", "tokens"]
-        for row in rows
-    )
+    for row in rows:
+        assert list(row) == [
+            "row",
+            "sample",
+            "prompt",
+            "completion",
+            "finish",
+            "log_probability",
+            "tokens",
+        ]
     shipped = rows_of(PACKAGE / "dataset" / "toy_sort" / "eval.jsonl")
     assert [row["prompt"] for row in rows[::2]] == [row["prompt"] for row in shipped[:12]]
-    assert all(
-        row["finish"] in ("stop", "length") and row["log_probability"] < 0 < row["tokens"]
-        for row in rows
-    )
+    for row in rows:
+        assert row["finish"] in ("stop", "length")
+        assert row["log_probability"] < 0 < row["tokens"]
 
 
 @pytest.mark.slow
@@ -290,7 +294,8 @@ def test_greedy_answers_to_one_prompt_are_the_same(predict, tmp_path):
     predict(*TOY[:3], "n=3", "temperature=0", "to=out.jsonl")
     rows = rows_of(tmp_path / "out.jsonl")
     assert len(rows) == 36
-    assert all(len({row["completion"] for row in rows[n : n + 3]}) == 1 for n in range(0, 36, 3))
+    for n in range(0, 36, 3):
+        assert len({row["completion"] for row in rows[n : n + 3]}) == 1
 
 
 def test_a_file_of_texts_is_continued_as_text(predict, tmp_path, tiny):

@@ -122,7 +122,8 @@ def test_plain_text_in_which_prompt_and_answer_are_one_word_is_noted(tokenizer):
             see(tokenizer, [{"prompt": prompt, "completion": "1"}], prepared(tokenizer, CHATS))
         )
         assert len(notes) == count
-        assert all("dataset.columns.target=completion" in note for note in notes)
+        for note in notes:
+            assert "dataset.columns.target=completion" in note
 
 
 @pytest.mark.slow
@@ -263,7 +264,8 @@ def test_a_row_as_long_as_the_limit_is_whole(tokenizer):
     longest = max(len(row["input_ids"]) for row in made)
     inspection = see(tokenizer, CHATS, made, limit=longest)
     assert find_faults(inspection) == []
-    assert not any(row.whole for row in inspection.rows)
+    for row in inspection.rows:
+        assert not row.whole
 
 
 def test_answers_that_generation_opens_differently_are_refused(tokenizer):

@@ -182,7 +182,8 @@ def test_a_reward_model_scores_as_when_it_was_saved_and_is_frozen(tmp_path):
     loaded = load_reward_model(str(tmp_path))
     assert torch.equal(scores(loaded, tokenizer), scores(saved, tokenizer))
     assert not loaded.training
-    assert not any(weight.requires_grad for weight in loaded.parameters())
+    for weight in loaded.parameters():
+        assert not weight.requires_grad
     assert loaded.config._name_or_path == str(tmp_path)  # where the trainer looks for the tokenizer
 
 

@@ -266,7 +266,8 @@ def test_a_reward_within_its_limit_is_not_disturbed():
     for _ in range(20):
         assert scorer(prompts=PROMPTS, completions=TEXTS) == [1.0] * 3
     # Neither the watcher nor the timer is left.
-    assert not any("_watch" in thread.name for thread in threading.enumerate())
+    for thread in threading.enumerate():
+        assert "_watch" not in thread.name
     assert signal.getitimer(time_limit.TIMER) == (0.0, 0.0)
 
 

@@ -205,10 +205,9 @@ def test_each_episode_has_an_environment_of_its_own_which_a_row_may_name():
     ]
     agent = Agent(environments={"room": Room, "late": LateRoom})
     episodes = play(agent, rows)
-    assert all(
-        episode.prompt[-1]["content"].endswith("t") and list(episode.tools) == ["look"]
-        for episode in episodes
-    )
+    for episode in episodes:
+        assert episode.prompt[-1]["content"].endswith("t")
+        assert list(episode.tools) == ["look"]
     environments = [episode.environment for episode in episodes]
     assert len(set(map(id, environments))) == len(rows)
     called = [float(episode.counts[1] > 0) for episode in episodes]

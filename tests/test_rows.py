@@ -271,7 +271,8 @@ def test_arguments_reach_what_is_trained_or_sampled(folder, trainer, words):
     texts = [inspection.tokenizer.decode(row.ids) for row in inspection.rows]
     assert len([text for text in texts if "assistant\nno:" in text]) == len(texts) / 4
     assert len([text for text in texts if " as 5<|im_end|>" in text]) == len(texts) / 4
-    assert not any("None" in text for text in texts)
+    for text in texts:
+        assert "None" not in text
     assert not inspection.prompt_mismatches
 
 

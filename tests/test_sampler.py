@@ -273,7 +273,8 @@ def test_a_completion_ends_with_any_stop_token_and_only_those(engine):
         model, PROMPTS * 8, Sampling(12, (END, 7), 1.0), noise(32, 12), engine=engine
     ).tokens
     assert {row[-1].item() for row in stops if len(row) < 12} == {END, 7}
-    assert all(not torch.isin(row[:-1], torch.tensor([END, 7])).any() for row in stops)
+    for row in stops:
+        assert not torch.isin(row[:-1], torch.tensor([END, 7])).any()
     never = sample(model, PROMPTS * 8, Sampling(12, (), 1.0), noise(32, 12), engine=engine).tokens
     assert {len(row) for row in never} == {12}
     assert (torch.stack(never) == 5).any()
@@ -362,7 +363,8 @@ def test_a_completion_is_cut_after_its_first_stop_token():
 def test_every_part_of_a_model_keeps_its_mode():
     model = torch.nn.Sequential(torch.nn.Linear(1, 1).eval(), torch.nn.Linear(1, 1))
     with evaluating(model):
-        assert not any(part.training for part in model.modules())
+        for part in model.modules():
+            assert not part.training
     assert [part.training for part in model.modules()] == [True, False, True]
 
 

@@ -74,7 +74,8 @@ def test_the_table_has_the_end_of_a_prompt_and_the_begin_of_an_answer(
     assert first.startswith("  ...")
     assert "sky blue?" in first
     assert second.split() == ["And", "the", "sea?", "answer", "to", "1"]
-    assert all(len(line) <= 50 for line in (title, first, second))
+    for line in (title, first, second):
+        assert len(line) <= 50
 
 
 # --- Whole runs ---------------------------------------------------------------------------------

@@ -52,7 +52,10 @@ def faults(*rewards, **kwargs) -> str:
     with pytest.raises(RunnerError) as error:
         score(*rewards, **kwargs)
     assert error.value.code in (2, 3)
-    assert all(fault.where and fault.found and fault.expected for fault in error.value.faults)
+    for fault in error.value.faults:
+        assert fault.where
+        assert fault.found
+        assert fault.expected
     return str(error.value)
 
 

@@ -57,7 +57,8 @@ def test_a_secret_that_is_wrapped_is_hidden_too(monkeypatch, name, width):
     monkeypatch.setenv("MY_TOKEN", secret := SECRETS[name])
     lines = textwrap.wrap(f"reward of {secret}", width, initial_indent="  ", subsequent_indent="  ")
     told = hidden("\n".join(["before", *lines, "after"]))
-    assert not any(secret[place : place + 5] in told for place in range(len(secret) - 5))
+    for place in range(len(secret) - 5):
+        assert secret[place : place + 5] not in told
     assert told.startswith("before\n")
     assert told.endswith("\nafter")
     assert "  rew" in told
@@ -80,7 +81,8 @@ def test_no_file_of_ours_holds_a_secret_of_the_environment(monkeypatch, tmp_path
     replace_rows(tmp_path / "samples.jsonl", [{"step": 1, "completion": SECRETS["PLAIN"]}])
     texts = [path.read_text() for path in sorted(tmp_path.iterdir())]
     assert [SECRETS["PLAIN"] in text for text in texts] == [False, False, False]
-    assert all(HIDDEN in text for text in texts)
+    for text in texts:
+        assert HIDDEN in text
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,8 @@ def test_each_process_reads_what_accelerate_does_not_hand_out(words, tmp_path, m
         local_process_index=1, fsdp_plugin_args={"cpu_ram_efficient_loading": True}
     )
     model = build_model(Experiment.read(cfg), AutoTokenizer.from_pretrained("base"), args).policy
-    assert all(weight.is_contiguous() for weight in model.parameters())
+    for weight in model.parameters():
+        assert weight.is_contiguous()
     assert args.fsdp_plugin_args["cpu_ram_efficient_loading"] == ("merge" in words)
 
 
@@ -258,9 +259,11 @@ def test_only_the_first_process_of_a_machine_holds_the_weights_that_it_hands_out
         ]
         buffers = dict(model.named_buffers())
         assert buffers
-        assert all(torch.equal(buffer, buffers[name]) for name, buffer in real.named_buffers())
+        for name, buffer in real.named_buffers():
+            assert torch.equal(buffer, buffers[name])
         assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    assert not any(os.environ.get(name) for name in sharding.VARIABLES)
+    for name in sharding.VARIABLES:
+        assert not os.environ.get(name)
 
 
 class OfOneProcess:
@@ -411,7 +414,8 @@ def test_a_batch_lets_a_run_go_on_by_another_number_of_processes(runner, trainer
     runner(*words, "name=one")
     started = runner.start_two(*words, "name=two")
     while not (folders := runner.runs("two")) or Run(folders[0]).status().get("sealed") != 2:
-        assert not any(process.ended() for process in started)
+        for process in started:
+            assert not process.ended()
         time.sleep(0.01)
     for worker in started:
         worker.send(signal.SIGKILL)
@@ -524,10 +528,8 @@ def test_zero_3_shares_are_gathered_to_be_compared_and_saved(tiny, monkeypatch):
     assert match_reference(trainer) == names
     assert not match_reference(trainer)
     shares = zip(tiny.parameters(), reference.parameters(), strict=True)
-    assert all(
-        torch.equal(full_weights[left_weight], full_weights[right_weight])
-        for left_weight, right_weight in shares
-    )
+    for left_weight, right_weight in shares:
+        assert torch.equal(full_weights[left_weight], full_weights[right_weight])
     weights = gather_weights(tiny, keep=True)
     assert {name: weight.shape for name, weight in weights.items()} == {
         name: full_weights[weight].shape for name, weight in tiny.named_parameters()

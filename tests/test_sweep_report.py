@@ -731,9 +731,8 @@ def test_coinciding_curves_differ_in_more_than_colour(tmp_path):
     )
     assert len({line.get_markersize() for line in lines}) == 3
     page = write_report(summarise(tmp_path / "lines")).read_text()
-    assert all(
-        f">{sign}</i>kl_coef={name}</span>" in page for sign, name in zip("●■▲", "abc", strict=True)
-    )
+    for sign, name in zip("●■▲", "abc", strict=True):
+        assert f">{sign}</i>kl_coef={name}</span>" in page
     pairs = lay_curves(tmp_path / "points", a=[0.1, 0.2], b=[0.1, 0.2])["curve-eval_exact"].figure
     pairs.draw_without_rendering()
     first, second = (
@@ -763,9 +762,9 @@ def test_equal_texts_of_numbers_are_drawn_at_one_place(tmp_path):
     low, high = axes.get_ylim()
     assert high - low > 0.001
     axes.figure.canvas.draw()
-    assert all(
-        "e" not in text.get_text() and "−" not in text.get_text() for text in axes.get_yticklabels()
-    )
+    for text in axes.get_yticklabels():
+        assert "e" not in text.get_text()
+        assert "−" not in text.get_text()
 
 
 def sweep_pictures_of(group: Path) -> dict:

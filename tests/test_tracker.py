@@ -187,11 +187,13 @@ def test_wandb(runner):
     assert {(start.run_id, start.run_group, start.project) for start in starts} == {
         (word, "group", "runner")
     }
-    assert all(sorted(start.tags) == sorted(TAGS) for start in starts)
+    for start in starts:
+        assert sorted(start.tags) == sorted(TAGS)
     parts = itertools.chain(*(start.config.update for start in starts))
     configs = [json.loads(part.value_json) for part in parts if part.key == "runner"]
     assert len(configs) == 2
-    assert all(config == run.cfg for config in configs)
+    for config in configs:
+        assert config == run.cfg
     figures = []
     for record in records:
         row = {

@@ -51,7 +51,8 @@ def test_losses_of_every_trainer_equal_the_golden_file(train, trainer, request, 
     figures = [(line["loss"], line["grad_norm"]) for line in done.lines if line["step"]]
     assert len(figures) == 3
     assert all(map(math.isfinite, itertools.chain(*figures)))
-    assert all(norm > 0 for _, norm in figures)
+    for _, norm in figures:
+        assert norm > 0
     path = GOLDEN / f"{trainer}.txt"
     if request.config.getoption("--golden"):
         lines = [f"{n} {loss:.6f} {norm:.6f}\n" for n, (loss, norm) in enumerate(figures, 1)]
@@ -128,7 +129,8 @@ def test_a_run_leaves_what_the_design_promises(train, capsys):
     }
     trained = [line for line in done.lines if line["step"]]
     assert [line["step"] for line in trained] == [1, 2, 3]
-    assert all(progress <= set(line) for line in trained)
+    for line in trained:
+        assert progress <= set(line)
     assert trained[0]["rewards/margins"] == pytest.approx(0, abs=1e-6)
     assert (trained[-1]["percentage"], trained[-1]["remaining_seconds"]) == (100.0, 0.0)
     drawn = {"eval_exact.png", "loss.png", "learning_rate.png", "reward.png"}
@@ -580,7 +582,9 @@ def test_an_exception_of_user_code_is_reported_with_its_line(
     assert (done.code, done.state()) == (2, "failed")
     told = capfd.readouterr().err
     cause = done.run.status()["cause"]
-    assert all(phrase in told and phrase in cause for phrase in phrases)
+    for phrase in phrases:
+        assert phrase in told
+        assert phrase in cause
 
 
 @pytest.mark.slow

@@ -389,10 +389,10 @@ def test_fields_that_are_known_to_be_idle_are_fields():
                 f"{owner} {field}"
             )
             condition_fields = [condition[0]] if condition and condition[1] != [] else []
-            assert all(
-                any(name in signature.parameters for signature in signatures)
-                for name in condition_fields
-            ), f"{owner} {field}"
+            for name in condition_fields:
+                assert any(name in signature.parameters for signature in signatures), (
+                    f"{owner} {field}"
+                )
 
 
 def read_all_configs():

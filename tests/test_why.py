@@ -43,7 +43,8 @@ def test_a_value_is_followed_to_the_file_that_counts_and_past_all_that_it_overro
         "conf/trainer/dpo.yaml",
         "conf/config.yaml",
     ]
-    assert all(line_of(place).lstrip().startswith("learning_rate:") for place in places)
+    for place in places:
+        assert line_of(place).lstrip().startswith("learning_rate:")
     default = re.search(r"trl/\S+:\d+", first)[0]
     assert "learning_rate: float" in line_of(default)
 
@@ -113,7 +114,8 @@ def test_the_words_of_a_stage_have_the_lines_of_its_experiment(capsys):
         for stage in ("sft", "reward_model")
     ]
     assert len(set(places)) == 2
-    assert all("learning_rate=3e-4" in line_of(place) for place in places)
+    for place in places:
+        assert "learning_rate=3e-4" in line_of(place)
     assert "is    2e-4  command line" in lines["ppo"]
     only = why(capsys, "ppo.kl_coef", "experiment=toy_rlhf")
     assert "stage ppo" in only
