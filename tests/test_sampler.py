@@ -32,6 +32,7 @@ from runner.generate.sampler import (
     truncate,
     uniform,
 )
+from runner.ppo.preparation import sampling_of
 from runner.run.history import read_metrics
 
 PROMPTS = [[0, 1, 2], [3], [4, 5, 6, 7, 8, 9], [0, 0]]
@@ -423,7 +424,7 @@ class Elsewhere(VLLM):
         self.times = times
 
     def sample(self, prompts, step):
-        how = self.trainer.sampling
+        how = sampling_of(self.trainer)
         drawn = sample(
             self.trainer.actor_critic.policy, prompts, how, noise(len(prompts), how.max_new_tokens)
         )

@@ -7,9 +7,9 @@ Any number of processes that divides the batch takes the same steps, apart from 
 from collections.abc import Collection
 from typing import Any
 
-from runner.config.conversion import to_list
 from runner.config.machines import processes_of
 from runner.errors import ConfigError, Fault
+from runner.schema.literal import to_list
 from runner.schema.source import LIBRARY_PACKAGES
 from runner.schema.text import Config, last_key, select, walk
 from runner.schema.upstream.resumable_fields import OTHER_STEPS

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.config.choice import find_choice_faults, list_fault
-from runner.config.conversion import to_list
 from runner.config.hydra_errors import as_config_errors, not_global
 from runner.config.limits import check_growth, read_yaml
 from runner.config.menu import Options, read_menu, takes_one
@@ -22,6 +21,7 @@ from runner.config.user_folder import use_folders
 from runner.errors import ConfigError
 from runner.io.files import MENU, shipped
 from runner.io.temporary import temporarily
+from runner.schema.literal import to_list
 from runner.schema.text import select
 
 if TYPE_CHECKING:

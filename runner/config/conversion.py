@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from runner.schema.literal import to_list
+
 MAX_DIGITS = 300  # of a whole number: to read more of them takes long
 MEANT = {"true": True, "false": False, "none": None, "null": None}
 
@@ -55,11 +57,6 @@ def to_plain_text(value: object) -> str:
     if not isinstance(value, str | int | float):
         raise ValueError("a text")
     return str(value)
-
-
-def to_list(value: object) -> list[Any]:
-    """A list, of one element where there is no list."""
-    return value if isinstance(value, list) else [value]
 
 
 def to_words(value: object) -> list[str]:

@@ -16,7 +16,8 @@ from typing import Any
 
 import yaml
 
-from runner.config.conversion import CONVERSIONS, to_list
+from runner.config.conversion import CONVERSIONS
+from runner.schema.literal import to_list
 from runner.schema.text import LOADER, Config, Node
 
 OFF: tuple[object, ...] = (False, "", [], {}, "no", "none")

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from runner.config.choice import list_fault
-from runner.config.conversion import to_list
 from runner.config.limits import MAX_DEPTH, MAX_VALUES, check_size, parse_yaml
 from runner.config.menu import takes_one
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.filetype import undecodable
+from runner.schema.literal import to_list
 from runner.schema.text import Node, short_text, walk
 
 if TYPE_CHECKING:

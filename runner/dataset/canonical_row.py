@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runner.config.conversion import to_list
 from runner.dataset.conversation import (
     Side,
     Turns,
@@ -24,6 +23,7 @@ from runner.dataset.conversation import (
 )
 from runner.dataset.form import TWINS, Cells, Reading, Row
 from runner.errors import DataError, Fault
+from runner.schema.literal import to_list
 
 LABELS = {"true": True, "1": True, "false": False, "0": False}
 LAST_SPEAKER = "\n\nAssistant:"  # before the answer, in dialogues that are written as one text

@@ -15,8 +15,9 @@ from runner.schema.literal import number
 
 def describe_case(case: Case) -> list[str]:
     """The outcome of a case in lines: the parts that were played, and what was changed."""
+    summary = read_lengths(case.run).get("lines")
     outcomes = {
-        "reading rows": _describe_rows(case.run),
+        "reading rows": summary[0] if summary else "",
         "training, saving": _describe_checkpoint(case.run),
         "resuming, scoring": _describe_scores(case.run),
         "exporting": _describe_export(case.run),
@@ -24,12 +25,15 @@ def describe_case(case: Case) -> list[str]:
     if case.code:
         missing = [part for part, outcome in outcomes.items() if not outcome]
         part = missing[0] if missing else "exporting"
-        lines = [f"failed    {case.name}: {part}, after step {case.run.status()['step']}"]
+        step = case.run.status()["step"]
+        lines = [f"failed    {case.name}: {part}, after step {step}"]
     else:
         lines = [f"ok        {case.name}: {number(case.seconds, 2)} s"]
         if len(case.runs) > 1:
             lines[0] += f", for {len(case.runs)} runs that differ in numbers only"
-    lines += [f"  {part:<19}{outcome}" for part, outcome in outcomes.items() if outcome]
+    for part, outcome in outcomes.items():
+        if outcome:
+            lines.append(f"  {part:<19}{outcome}")
     lines += _with_title("instead", case.small.notes)
     speed = case.composed.speed
     if not speed:  # nothing was asked for
@@ -44,17 +48,16 @@ def _with_title(title: str, texts: Sequence[str]) -> list[str]:
     return [f"  {'' if index else title:<10}{text}" for index, text in enumerate(texts)]
 
 
-def _describe_rows(run: Run) -> str:
-    lines = read_lengths(run).get("lines")
-    return lines[0] if lines else ""
-
-
 def _describe_checkpoint(run: Run) -> str:
     checkpoints = sealed_checkpoints(run.checkpoints)
     if not checkpoints:
         return ""
-    files = [path for path in checkpoints[0].rglob("*") if path.is_file()]
-    return f"{checkpoints[0].name}, {sized(sum(file.stat().st_size for file in files))}"
+    first = checkpoints[0]
+    size = 0
+    for path in first.rglob("*"):
+        if path.is_file():
+            size += path.stat().st_size
+    return f"{first.name}, {sized(size)}"
 
 
 def _describe_scores(run: Run) -> str:
@@ -68,7 +71,9 @@ def _describe_scores(run: Run) -> str:
 
 
 def _describe_export(run: Run) -> str:
-    unexported = read_json(run.folder / UNEXPORTED) or {}
-    if unexported.get("why"):
-        return f"not: {unexported['why']}"
-    return "as transformers loads it" if (run.folder / "export").is_dir() else ""
+    why = (read_json(run.folder / UNEXPORTED) or {}).get("why")
+    if why:
+        return f"not: {why}"
+    if (run.folder / "export").is_dir():
+        return "as transformers loads it"
+    return ""

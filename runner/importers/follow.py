@@ -5,12 +5,13 @@
 
 from dataclasses import replace
 
-from runner.config.conversion import COMPUTED, CONVERSIONS, to_list, to_words
+from runner.config.conversion import COMPUTED, CONVERSIONS, to_words
 from runner.config.dialect import OFF, Rule, filled, to_single_line
 from runner.errors import Fault
 from runner.importers.draft import HIDDEN, IGNORED, MAPPED, SAME, Draft, is_unset
 from runner.importers.row_functions import FUNCTIONS
 from runner.schema.did_you_mean import best_guess
+from runner.schema.literal import to_list
 from runner.schema.text import Node, select
 
 MIN_LIKENESS = 0.85  # of a field whose name is offered for a key that nobody knows

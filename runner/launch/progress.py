@@ -33,8 +33,11 @@ class Stages:
         if seconds is not None:  # the run has said so itself
             return
         run = Run(task.folder.absolute())
-        text = f"{state:<9} {run}: {one_line(cause, heading=False)}"
-        print(finished(run) if state == "finished" else text, flush=True)
+        if state == "finished":
+            text = finished(run)
+        else:
+            text = f"{state:<9} {run}: {one_line(cause, heading=False)}"
+        print(text, flush=True)
 
     def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None:
         """Nothing: the run itself shows how far it is."""
@@ -92,11 +95,11 @@ class LiveProgress:
             outcome = cause
         elif is_finished and seconds is not None:
             self.seconds.append(seconds)
-            outcome = (
-                f"{format_duration(seconds)}  {outcome}" if cause else format_duration(seconds)
-            )
+            duration = format_duration(seconds)
+            outcome = f"{duration}  {outcome}" if cause else duration
         title = (f"{state:<9}", "green" if is_finished else "red")
-        self.console.print(Text.assemble(title, f" {self.labels[task.folder]}  {outcome}"))
+        label = self.labels[task.folder]
+        self.console.print(Text.assemble(title, f" {label}  {outcome}"))
 
     def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None:
         from rich.text import Text
@@ -110,21 +113,26 @@ class LiveProgress:
             self.console.print(total)
             return
         lines = [self._describe_run(task, seconds) for task, seconds in live]
-        self.picture.update(Text("\n".join([*lines, total]), no_wrap=True, overflow="ellipsis"))
+        text = "\n".join([*lines, total])
+        self.picture.update(Text(text, no_wrap=True, overflow="ellipsis"))
         self.picture.start()
         self.picture.refresh()
 
     def _describe_total(self, running: Sequence[float], waiting: int) -> str:
         """A line on all runs, given the seconds that each of the running ones has trained."""
-        ended = sum(self.counts.values())
-        parts = [f"{self.counts['finished']} of {self.total} finished", f"{len(running)} running"]
-        if self.counts["failed"]:
-            parts.append(f"{self.counts['failed']} failed")
-        if self.seconds and ended < self.total:
+        finished_count = self.counts["finished"]
+        failed_count = self.counts["failed"]
+        parts = [f"{finished_count} of {self.total} finished", f"{len(running)} running"]
+        if failed_count:
+            parts.append(f"{failed_count} failed")
+        if self.seconds and finished_count + failed_count < self.total:
             # The others may take as long as those that have finished.
             mean = sum(self.seconds) / len(self.seconds)
-            left = mean * waiting + sum(max(0.0, mean - seconds) for seconds in running)
-            parts.append(f"about {format_duration(left / max(self.jobs, len(running), 1))} left")
+            remaining = mean * waiting
+            for seconds in running:
+                remaining += max(0.0, mean - seconds)
+            side_by_side = max(self.jobs, len(running), 1)
+            parts.append(f"about {format_duration(remaining / side_by_side)} left")
         return f"progress  {', '.join(parts)}"
 
     def _describe_run(self, task: Task, seconds: float) -> str:
@@ -133,9 +141,11 @@ class LiveProgress:
         figures = ["starting"]
         if status["max_steps"]:
             figures = [f"step {status['step']}/{status['max_steps']}"]
-        figures += list_figures(read_last_row(task.folder / "metrics.jsonl"))[:1]
-        label = self.labels[task.folder]
-        return f"  {'  '.join(figures):<34} {format_duration(seconds):>7}  {label}"
+        last_row = read_last_row(task.folder / "metrics.jsonl")
+        figures += list_figures(last_row)[:1]
+        text = "  ".join(figures)
+        duration = format_duration(seconds)
+        return f"  {text:<34} {duration:>7}  {self.labels[task.folder]}"
 
     def close(self) -> None:
         self.picture.stop()

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from os.path import getmtime
 from typing import TypeGuard
 
-from runner.config.conversion import to_list
 from runner.errors import Fault
 from runner.model.architecture import (
     config_target,
@@ -26,6 +25,7 @@ from runner.model.config_values import (
     list_entries,
 )
 from runner.model.model_files import MODEL_PATHS, ModelFolder
+from runner.schema.literal import to_list
 from runner.schema.read import read_signature
 from runner.schema.source import find_definition
 from runner.schema.text import Node, to_override, walk

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from runner.config.conversion import to_list
 from runner.errors import Fault
 from runner.io.files import JsonObject
 from runner.model.model_files import ModelFolder
+from runner.schema.literal import to_list
 from runner.schema.read import read_signature
 from runner.schema.text import Node
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runner.config.conversion import to_list
 from runner.io.turns import Row, Turns, template_arguments, turns_for
+from runner.schema.literal import to_list
 from runner.schema.modality import fill_parts, list_media
 
 if TYPE_CHECKING:

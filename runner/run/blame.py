@@ -10,12 +10,12 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from runner.config.conversion import to_list
 from runner.errors import ConfigError, Fault, describe
 from runner.io.files import PACKAGE
 from runner.io.own_code import is_own
 from runner.run.folder import Run
 from runner.schema import upstream
+from runner.schema.literal import to_list
 from runner.schema.text import Config, last_key, select, short_text, walk
 
 # the groups whose parts libraries build and use

@@ -1,6 +1,7 @@
-"""Values as text: as the command line takes them, on one line, and numbers for people."""
+"""Values of a configuration: as text for the command line and for people, and as lists."""
 
 import re
+from typing import Any
 
 # Texts that the command line takes without quotes, and those among them that would be read as
 # something else.
@@ -48,3 +49,8 @@ def number(value: float | None, digits: int = 4) -> str:
 def short_exponent(text: str) -> str:
     """The text of a number whose exponent has no needless signs and zeros: 1e-6 for 1e-06."""
     return re.sub(r"(?<=\d)e([+-])0*(?=\d)", lambda sign: f"e{sign[1].strip('+')}", text)
+
+
+def to_list(value: object) -> list[Any]:
+    """A list, of one element where there is no list."""
+    return value if isinstance(value, list) else [value]

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from runner.config.conversion import to_list
 from runner.config.experiment import Experiment, Tolerate
 from runner.errors import Fault
 from runner.io.files import shipped
 from runner.model.encoding import decode, shared_length, stop_ids
 from runner.model.load import read_adapter
+from runner.schema.literal import to_list
 from runner.training.inspection import Inspection, trained_ids
 
 SHOWN_CHARACTERS = 60  # of a text in a fault

@@ -7,10 +7,9 @@ typed for one.
 import re
 from collections.abc import Iterator
 
-from runner.config.conversion import to_list
 from runner.errors import Fault
 from runner.schema import upstream
-from runner.schema.literal import to_text
+from runner.schema.literal import to_list, to_text
 from runner.schema.read import UNKNOWN, Signature
 from runner.schema.text import Node, short_text, to_override
 from runner.schema.upstream.idle_fields import ReadBeside

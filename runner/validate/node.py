@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from runner.config.conversion import to_list
 from runner.errors import Fault
 from runner.schema import upstream
+from runner.schema.literal import to_list
 from runner.schema.read import Parameter, Signature
 from runner.schema.text import Node, as_typed, short_text, to_override
 from runner.validate.context import (

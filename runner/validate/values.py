@@ -8,13 +8,12 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import TypeGuard
 
-from runner.config.conversion import to_list
 from runner.config.dialect import Meaning, find_meanings
 from runner.config.groups import GROUPS
 from runner.errors import Fault
 from runner.schema.did_you_mean import best_guess, nearest
 from runner.schema.library_ranges import BY_CLASS, range_in_group
-from runner.schema.literal import to_text
+from runner.schema.literal import to_list, to_text
 from runner.schema.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, Range
 from runner.schema.read import Parameter, Signature
 from runner.schema.text import as_typed, short_text, to_override

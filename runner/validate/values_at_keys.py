@@ -5,12 +5,11 @@ What fits a value alone is in ``values``; here the key and the trainer say what 
 
 from collections.abc import Collection, Iterator
 
-from runner.config.conversion import to_list
 from runner.config.dialect import find_meanings
 from runner.errors import Fault
 from runner.io.visible import to_visible
 from runner.schema.choices import choices_compared
-from runner.schema.literal import to_text
+from runner.schema.literal import to_list, to_text
 from runner.schema.read import Parameter, Signature
 from runner.schema.text import last_key, short_text
 from runner.schema.upstream.trackers import REPORT_TO

@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 from datasets import Dataset
 
 from runner.config.build import build, locate
-from runner.config.conversion import to_list
 from runner.config.experiment import TrainerPart
 from runner.errors import ConfigError, DataError, Fault
 from runner.generate.agent import Agent, build_agent
 from runner.generate.tool_guard import SECONDS, guard_environment, guard_tool
 from runner.schema import upstream
+from runner.schema.literal import to_list
 from runner.schema.text import Node
 
 Function: TypeAlias = Callable[..., object]

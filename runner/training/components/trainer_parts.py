@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase, Trainer
 
-from runner.collator import Collator
 from runner.config.build import asked_for, build, locate, serve
 from runner.config.experiment import OptimizerPart, Part, TrainerPart
 from runner.errors import Fault, RunnerError
@@ -64,8 +63,10 @@ def schedule_maker(optimizer: OptimizerPart | None) -> Callable[..., LRScheduler
 
 
 def build_collator(
-    part: Part | None, tokenizer: PreTrainedTokenizerBase, inner: Collator | None = None
-) -> Collator | None:
+    part: Part | None,
+    tokenizer: PreTrainedTokenizerBase,
+    inner: Callable[..., dict[str, Any]] | None = None,
+) -> Callable[..., dict[str, Any]] | None:
     """The configured collator, served the tokenizer.
 
     One that wraps the trainer's own asks for it as ``inner``, and is built only where it is given;
@@ -83,7 +84,7 @@ def build_collator(
         "inner": inner,
     }
     unset = {name: served for name, served in offered.items() if name not in part.node}
-    collator: Collator = serve(part.node, **unset)
+    collator: Callable[..., dict[str, Any]] = serve(part.node, **unset)
     return collator
 
 

@@ -1,9 +1,9 @@
 """The components of a training as one object, which ``build_components`` makes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from datasets import Dataset
 from peft import PeftConfig
@@ -14,7 +14,6 @@ from transformers import (
     TrainingArguments,
 )
 
-from runner.collator import Collator
 from runner.dataset.loaded_rows import HeldOut
 from runner.generate.sampler import Model
 from runner.io.files import JsonObject
@@ -61,5 +60,5 @@ class OfferedParts(TypedDict, total=False):
     train_dataset: Dataset
     eval_dataset: HeldOut
     peft_config: PeftConfig | None
-    data_collator: Collator | None
+    data_collator: Callable[..., dict[str, Any]] | None
     callbacks: list[TrainerCallback]
