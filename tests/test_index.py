@@ -12,7 +12,7 @@ from laid import lay_run, lay_sweep, set_status, write
 
 from runner.__main__ import main
 from runner.io.files import files_of, write_bytes
-from runner.report import index, page
+from runner.report import index, sweep_page
 from runner.report.selection import choose_runs
 from runner.run import Run, locked
 from runner.run.record import RunRecord, read_run
@@ -26,7 +26,7 @@ def group(tmp_path, monkeypatch) -> Path:
     """Four runs with an index that trusts files after a moment, and reports without pictures."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(index, "SETTLED_NANOSECONDS", 0)
-    monkeypatch.setattr(page.plot_sweep, "sweep_pictures", lambda summary: [])
+    monkeypatch.setattr(sweep_page.plot_sweep, "sweep_pictures", lambda summary: [])
     laid_group = lay_sweep(tmp_path / "outputs" / "kl", SEEDS, logged=True)
     pause()
     return laid_group
