@@ -197,6 +197,23 @@ def longest_import_chain() -> list[str]:
     return max(chains.values(), key=len)
 
 
+# They introduce the parts to each other.
+INTRODUCERS = {"runner.training.components", "runner.launch.start_runs"}
+
+
+def modules_that_import_over_15_of_ours() -> list[str]:
+    counts = {module: len(imported) for module, imported in graph().items()}
+    return [name for name in counts if counts[name] > 15 and name not in INTRODUCERS]
+
+
+def arrows_between_rooms() -> list[str]:
+    rooms = {module_of(path): room_of(path) for path in FILES}
+    arrows = set()
+    for module, imported in graph().items():
+        arrows |= {(rooms[module], rooms[target]) for target in imported}
+    return [f"{room} -> {target}" for room, target in arrows if room != target]
+
+
 def nodes_of(kind) -> Iterator[tuple[Path, ast.AST]]:
     """Each node of a kind in the package, with its file."""
     for path, tree in trees().items():
@@ -284,12 +301,13 @@ def old_words() -> list[str]:
     return places
 
 
-# Where a goal is not yet reached, the bound is today's figure; lower it with the figure. One bound
-# rose from 12 to 14 in 1,000 lines: at most ten branches in a function make more functions.
+# Where a goal is not yet reached, the bound is today's figure; lower it with the figure.
 BUDGETS = {
     names_at_the_top: 24,
     longest_import_chain: 13,
-    private_functions_with_one_caller: 14 * len(lines()) // 1000,
+    modules_that_import_over_15_of_ours: 0,
+    arrows_between_rooms: 119,
+    private_functions_with_one_caller: 13 * len(lines()) // 1000,
     public_names_defined_twice: 0,
     docstrings_that_begin_with_a_question: 0,
     functions_over_80_lines: 0,
@@ -429,13 +447,13 @@ def percent_of_vague_names() -> float:
 
 
 DENSITIES = {
-    syntax_nodes_per_line: 5.3,
+    syntax_nodes_per_line: 5.2,
     median_statement: 6,
     statement_at_90_percent: 13,
     conditional_expressions: 20,
-    comprehensions: 32,
-    comprehensions_inside_others: 1,
-    assignments_in_expressions: 2,
+    comprehensions: 30,
+    comprehensions_inside_others: 0.5,
+    assignments_in_expressions: 0.5,
     uses_of_any: 10,
     percent_of_pairs: 1,
     percent_of_vague_names: 2,

@@ -77,9 +77,11 @@ class Cluster:
         return [path.name for path in (self.folder / "queue").glob("*_*") if not path.suffix]
 
 
-def until(is_so) -> None:
+def until(is_so, command: subprocess.Popen | None = None) -> None:
+    """Wait for something that the cluster or a command does, as long as the command lives."""
     deadline = time.monotonic() + 600
     while not is_so():
+        assert command is None or command.poll() is None, "the command has ended"
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -274,7 +276,7 @@ def test_a_submission_that_ends_badly_is_looked_for_before_it_is_repeated(
 def test_ctrl_c_cuts_off_no_submission(cluster):
     cluster.mode("held waits")
     started = cluster.start(start_new_session=True)
-    until(lambda: Path("outputs/one").exists() and "queued" in states())
+    until(lambda: Path("outputs/one").exists() and "queued" in states(), started)
     os.killpg(started.pid, signal.SIGINT)  # as a terminal sends it, to the whole group
     Path("queue/go").touch()
     started.communicate()
@@ -296,7 +298,10 @@ def test_two_commands_and_one_that_is_killed_submit_nothing_twice(cluster, capsy
     assert killed.returncode == -signal.SIGKILL
     cluster.mode("held slow")
     killed = cluster.start("seed=2")
-    until(lambda: any(run.cfg.get("seed") == 2 and run.state == "queued" for run in runs_of()))
+    until(
+        lambda: any(run.cfg.get("seed") == 2 and run.state == "queued" for run in runs_of()),
+        killed,
+    )
     killed.kill()  # before sbatch has answered, which keeps the lock
     killed.communicate()
     assert cluster("-m", "seed=1,2") == 0
@@ -318,14 +323,14 @@ def test_queued_and_running_jobs_can_be_cancelled(cluster, capsys):
     cluster.mode("")
     Path("codes").write_text("sleep")
     waits = cluster.start("seed=2", "launcher.wait=true")
-    until(lambda: "2_0" in cluster.jobs and "RUNNING" in Path("queue/2_0").read_text())
+    until(lambda: "2_0" in cluster.jobs and "RUNNING" in Path("queue/2_0").read_text(), waits)
     waits.send_signal(signal.SIGINT)
     assert "cancelled 1" in waits.communicate()[0]
     assert waits.returncode == 130
     assert states() == ["interrupted"] * 3
     waits = cluster.start("seed=3", "launcher.wait=true")
     # soon it has begun
-    until(lambda: "3_0" in cluster.jobs and {"queued", "running"} & set(states()))
+    until(lambda: "3_0" in cluster.jobs and {"queued", "running"} & set(states()), waits)
     waits.send_signal(signal.SIGHUP)  # the terminal is closed
     assert waits.communicate()
     assert waits.returncode == 143

@@ -9,13 +9,13 @@ from runner.command import CommandLine
 from runner.command._deletion import Deletion, delete, find_obstacle, find_users, paths_to_delete
 from runner.command._option import read_options
 from runner.command.clean_options import Options
-from runner.command.report import PAGES
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import ASIDE, display_path
 from runner.io.terminal import is_terminal, print_visible
 from runner.report.index import INDEX, read_group
 from runner.report.number import plural
 from runner.report.selection import choose_runs
+from runner.report.sweep_page import SWEEP_FILES
 from runner.report.table import MAX_LINES
 from runner.run.disk import sized
 from runner.run.find import is_run, resolve_word
@@ -104,7 +104,7 @@ def _list_place(listing: Listing, place: Path, options: Options) -> None:
         return
     around = list(place.glob(ASIDE))
     if keep == "runs":
-        around = [*(place / name for name in (*PAGES, "plots", INDEX)), *around]
+        around = [*(place / name for name in (*SWEEP_FILES, "plots", INDEX)), *around]
     around = [path for path in around if path.exists() and not path.is_symlink()]
     if around:
         listing.deletions[place.resolve()] = Deletion(place, around)

@@ -1,7 +1,6 @@
 """Shows runs, side by side or one by one: a table, a page, pictures and files beside the runs."""
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,13 @@ from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import display_path
 from runner.io.terminal import print_visible
 from runner.report.compare import find_changed_keys
-from runner.report.index import RunOfMany, read_group
+from runner.report.index import read_runs
 from runner.report.run_page import write_run_report
 from runner.report.selection import summarise
-from runner.report.sweep_page import write_report
+from runner.report.sweep_page import refuse_foreign_files, write_report
 from runner.report.table import run_table, sweep_table
-from runner.run import foreign_faults
 from runner.run.find import is_run, resolve_word
 from runner.run.record import read_run
-
-# The files that a report of several runs writes.
-PAGES = ("report.html", "summary.csv", "summary.jsonl", "summary.parquet")
 
 
 def main(line: CommandLine) -> int:
@@ -51,7 +46,7 @@ def main(line: CommandLine) -> int:
         text = report(folder) if is_one_of_several else report(folder, **choices)
         print_visible(f"\n{text}" if number else text)
     if len(folders) > 1:
-        page = write_report(summarise(_read_runs(folders), **choices))
+        page = write_report(summarise(read_runs(folders), **choices))
         print_visible(f"\npage      {display_path(page)}  (all of these)")
     return 0
 
@@ -61,16 +56,6 @@ def _choices_of(options: Options) -> dict[str, Any]:
     values = asdict(options)
     del values["output_root"]
     return {key: value for key, value in values.items() if value is not None}
-
-
-def _read_runs(folders: Sequence[Path]) -> list[RunOfMany]:
-    """The runs of some folders, each of one run or of a group, without doubles."""
-    runs = {}
-    for folder in folders:
-        for run in read_group(folder.parent if is_run(folder) else folder):
-            if run.folder in folders or run.folder.parent in folders:
-                runs[run.folder] = run
-    return list(runs.values())
 
 
 def report(folder: Path, **choices: Any) -> str:
@@ -98,16 +83,7 @@ def report(folder: Path, **choices: Any) -> str:
 
 
 def _report_group(folder: Path, choices: dict[str, Any], width: int) -> str:
-    # The runs themselves may be links to where they are, but not what is written here.
-    strangers = []
-    for name in PAGES:
-        path = folder / name
-        if path.is_dir() and not path.is_symlink():
-            strangers.append(path)
-    plots = folder / "plots"
-    if plots.is_symlink() or (plots.exists() and not plots.is_dir()):
-        strangers.append(plots)
-    FolderError.refuse(foreign_faults(strangers))
+    refuse_foreign_files(folder)
     summary = summarise(folder, **choices)
     if summary.condition and not summary.runs:
         return f"report    {display_path(folder)}: none {summary.condition}; nothing was written"

@@ -272,6 +272,12 @@ class Conversion:
         )
 
 
+def holds_chat(made: Row) -> bool:
+    """True where what is asked or learnt in a row is a conversation."""
+    columns = ("prompt", *answer_columns(made))
+    return any(is_conversation(made.get(name)) for name in columns)
+
+
 def read_arguments(value: object) -> Row:
     """The arguments for the template in a row's own column.
 

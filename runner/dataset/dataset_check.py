@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.dataset import LOADER, faults, request, scan
-from runner.dataset.conversation import is_conversation
-from runner.dataset.convert import RowRequest
+from runner.dataset.convert import RowRequest, holds_chat
 from runner.dataset.detect import check_without, read_layout, refuse_media
-from runner.dataset.form import FORMS, Row, answer_columns
+from runner.dataset.form import FORMS, Row
 from runner.dataset.media_source import find_media
 from runner.dataset.remote_files import check_remote
 from runner.dataset.source_files import PATH_FIX, Files, Paths, find_files, path_text
@@ -285,7 +284,7 @@ def _check_slices(
                     check.faults += find_swapped_sides(rows, row_request.columns or {})
             for modality in modalities_of(made):
                 check.media.setdefault(modality, modality.column)
-            check.chats |= _is_chat(made)
+            check.chats |= holds_chat(made)
 
 
 def _find_columns(
@@ -317,17 +316,11 @@ def _find_columns(
         conversion.batch(cells, range(len(rows)))
         if not made:
             raise DataError(conversion.nothing_left(len(rows)))
-    if not conversion.modalities and _is_chat(made):
+    if not conversion.modalities and holds_chat(made):
         for row in rows[:SAMPLE_SIZE]:
             with contextlib.suppress(DataError):
                 check.sample += conversion.one(row) or []
     return dict.fromkeys(conversion.kept) | made
-
-
-def _is_chat(made: Row) -> bool:
-    """True where what is asked or learnt in a row is a conversation."""
-    columns = ("prompt", *answer_columns(made))
-    return any(is_conversation(made.get(name)) for name in columns)
 
 
 # --- Pairs --------------------------------------------------------------------------------------

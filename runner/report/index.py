@@ -14,7 +14,7 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from runner.errors import Fault
 from runner.io.files import open_own, sha256, write_bytes
 from runner.report import facts, number
 from runner.run import METADATA, history, record
-from runner.run.find import find_folders
+from runner.run.find import find_folders, is_run
 from runner.run.key import SETTLED_NANOSECONDS
 from runner.run.record import RunRecord, read_run
 
@@ -106,6 +106,16 @@ def read_group(group: Path, memory: Memory | None = None) -> list[RunOfMany]:
         if database.total_changes and memory is None:
             write_bytes(group / INDEX, database.serialize(), make=False)
     return runs
+
+
+def read_runs(folders: Sequence[Path]) -> list[RunOfMany]:
+    """The runs of some folders, each of one run or of a group, without doubles."""
+    runs = {}
+    for folder in folders:
+        for run in read_group(folder.parent if is_run(folder) else folder):
+            if run.folder in folders or run.folder.parent in folders:
+                runs[run.folder] = run
+    return list(runs.values())
 
 
 def _open_index(path: Path) -> tuple[sqlite3.Connection, Rows]:

@@ -5,6 +5,7 @@ A file that would not change is not written again.
 
 from pathlib import Path
 
+from runner.errors import FolderError
 from runner.io.files import write_bytes, write_text
 from runner.report import plot_sweep
 from runner.report.drawing import COLOURS, to_svg, write_png
@@ -13,9 +14,28 @@ from runner.report.page import Figure, fill_page
 from runner.report.samples import MAX_COLUMNS, Prompt, SampleColumn, at_step, shared_prompts
 from runner.report.sweep import Summary
 from runner.report.table import to_csv, to_jsonl, to_parquet
+from runner.run import foreign_faults
 from runner.run.history import read_samples
 
+# The files that a report of several runs writes, beside its plots.
+SWEEP_FILES = ("report.html", "summary.csv", "summary.jsonl", "summary.parquet")
 MAX_ROWS = 200  # settings, and runs, that a page shows; the files beside it have all of them
+
+
+def refuse_foreign_files(group: Path) -> None:
+    """Raise FolderError where a report would write through a link, or over what is none of its own.
+
+    The runs of the group may be links to where they are.
+    """
+    foreign = []
+    for name in SWEEP_FILES:
+        path = group / name
+        if path.is_dir() and not path.is_symlink():
+            foreign.append(path)
+    plots = group / "plots"
+    if plots.is_symlink() or (plots.exists() and not plots.is_dir()):
+        foreign.append(plots)
+    FolderError.refuse(foreign_faults(foreign))
 
 
 def write_report(summary: Summary) -> Path:
