@@ -1,4 +1,12 @@
-"""The command line of a verb that asks a trained model (predict, evaluate) -> the request."""
+"""The command line of a verb that asks a trained model (predict, evaluate) -> the request.
+
+A verb calls :func:`read_request` with its options and the groups whose keys may be typed, loads the
+weights by ``trained_model.load_trained``, and has ``request.build_generator`` answer: its
+``complete_all`` takes rows whose prompt is a text or a list of turns, and ``Completion.answer`` has
+the turns to append. The random numbers of a completion depend on the seed, its row and its number
+alone, so that a second call with the same seed draws the same ones. A default temperature of 0 is
+for ``predict`` alone.
+"""
 
 from __future__ import annotations
 

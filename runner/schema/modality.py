@@ -66,15 +66,20 @@ class Modality:
     processor_part: str  # the attribute of a processor that reads it
     config_part: str  # the key of a model's config for the part that reads it
     model_class: str  # of transformers, which loads such a model with all its parts
-    model_table: str  # the name of this class in the tables of transformers
+    # The name of this class in the tables of transformers. A table that is no literal there,
+    # because it is made of others, counts as empty: ``model.architecture`` would know no such model.
+    model_table: str
     token_key: str  # of configs and processors, for the token that stands for it
     verb: str  # what such models do, in messages
-    trainers: str  # those that take it, as they are typed
+    # Those that take it, as they are typed; for a kind that none of ours takes, words such as "one
+    # of your own".
+    trainers: str
     # One of it:
     check: Callable[[bytes, str], Unreadable | None]  # bytes, and the name of their file
     pack: Callable[[object], bytes | Unreadable | None]  # as a file; None for what is not in memory
+    # Of what datasets gives for ``feature``:
     describe: Callable[[Any], str]
-    to_html: Callable[[Any, str], str]  # an element of a page, with its name
+    to_html: Callable[[Any, str], str]  # an element of a page with its name, its texts escaped
     feature_settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     # --- In rows of a source --------------------------------------------------------------------
