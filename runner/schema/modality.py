@@ -67,7 +67,7 @@ class Modality:
     config_part: str  # the key of a model's config for the part that reads it
     model_class: str  # of transformers, which loads such a model with all its parts
     # The name of this class in the tables of transformers. A table that is no literal there,
-    # because it is made of others, counts as empty: ``model.architecture`` would know no such model.
+    # because it is made of others, counts as empty: ``model.architecture`` would know no model.
     model_table: str
     token_key: str  # of configs and processors, for the token that stands for it
     verb: str  # what such models do, in messages
