@@ -12,9 +12,8 @@ from runner.io.turns import dialogue
 LARGEST = 1e300
 MAX_STEP = 1 << 53
 SAMPLE_FILES = ("completions.jsonl", "checkpoints/completions.jsonl")
-# How the names of figures begin that measure the machine. ``training.callback.record`` adds them to
-# the lines of a log. They are no scores, nobody compares them, and no objective is chosen among
-# them.
+# How the names of figures begin that measure the machine. ``callback.step_record`` adds them to the
+# lines of a log. They are no scores, nobody compares them, and no objective is chosen among them.
 MACHINE = ("time/", "memory/")
 # Endings of figures that measure time or count work.
 CLOCK = (

@@ -20,7 +20,7 @@ MUST_BE_NUMBERS = ("reward", "kl", "objective/scores", "objective/kl")
 EARNED = ("reward", "objective/scores", "self_distillation/reward_mean")
 # All that Step.noted may hold. ``training.health`` drops any other figure, and an alarm that looks
 # at it is silent for good. Nobody gathers these over the processes of a run: a trainer must log the
-# same number in each of them.
+# same number in each of them, as PPO does for all of its figures by sums over the processes.
 NOTED = {
     *MARGINS,
     *RANKINGS,
