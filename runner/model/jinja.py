@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def find_template_faults(
     One that was ``chosen`` must close the answer with the tokenizer's ``end``, where that is known;
     and one of a family write marks that are of the ``vocabulary``. In others, they may be words.
     """
-    probe = _render_apart(text, tokens)
+    probe = _render_apart(text, tuple(sorted(tokens.items())))
     if probe is None:
         return [faults.costly_template(name, GRANTED, "one exchange")]
     if probe.error is not None:
@@ -219,7 +220,8 @@ def _missing_marks(name: str, missing: list[str], end: str | None, behind: str) 
 # --- Rendering within limits --------------------------------------------------------------------
 
 
-def _render_apart(text: str, tokens: Mapping[str, str]) -> RenderedProbe | None:
+@cache  # a sweep, and the runs forked from it, ask for the same template again and again
+def _render_apart(text: str, tokens: tuple[tuple[str, str], ...]) -> RenderedProbe | None:
     """One exchange as a template writes it in a process of its own.
 
     None where it takes more than is granted.
@@ -230,19 +232,19 @@ def _render_apart(text: str, tokens: Mapping[str, str]) -> RenderedProbe | None:
 
     def attempt() -> Iterator[str]:
         try:
-            probe = RenderedProbe(render(text, tokens))
+            probe = RenderedProbe(render(text, dict(tokens)))
         except MemoryError:
             raise
         except Exception as error:  # a template computes, and can fail in any way
             line = getattr(error, "lineno", None)
             probe = RenderedProbe(error=str(error)[:300], line=line)
-        content = json.dumps(asdict(probe))
-        shared.write(content.encode())
+        # A line end closes the JSON, which has none, so that nobody reads the rest of the memory.
+        shared.write(json.dumps(asdict(probe)).encode() + b"\n")
         yield probe.text
 
     excess = find_excess(attempt())
-    written = shared[:].rstrip(b"\0")
-    if not written or excess is not None:
+    written = shared.readline()
+    if not written.endswith(b"\n") or excess is not None:
         return None
     return RenderedProbe(**json.loads(written))
 
