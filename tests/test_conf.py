@@ -11,6 +11,9 @@ from laid import jobs_of
 from needs import TRAINERS
 
 from runner.__main__ import main, read_command_line
+from runner.config.choice import find_choice_faults
+from runner.config.menu import read_menu
+from runner.config.override import parse
 from runner.errors import ConfigError
 from runner.io.files import MENU
 from runner.launch.compose.stages import compose_runs
@@ -33,9 +36,22 @@ def run_lines(path: Path) -> list[str]:
     ]
 
 
-LINES = []
-for path in FILES:
-    LINES += [(path, line) for line in run_lines(path)]
+def all_lines() -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
+    """The run lines of each experiment and one of each other group, and those of all other options."""
+    first = []
+    others = []
+    groups = set()
+    for path in FILES:
+        lines = [(path, line) for line in run_lines(path)]
+        if path.parent.name == "experiment" or path.parent not in groups:
+            first += lines
+        else:
+            others += lines
+        groups.add(path.parent)
+    return first, others
+
+
+FIRST, OTHERS = all_lines()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(MENU)))
@@ -47,7 +63,18 @@ def test_every_option_says_what_it_is_and_how_to_run_it(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("path", "line"), LINES, ids=lambda value: getattr(value, "stem", None))
+def test_every_run_line_chooses_options_that_there_are():
+    menu = read_menu([])
+    for path, line in [*FIRST, *OTHERS]:
+        for job in jobs_of(read_command_line(shlex.split(line)[3:]).overrides):
+            assert list(find_choice_faults(parse(job), menu)) == [], path
+
+
+@pytest.mark.grid(len(FIRST))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "line"), [*FIRST, *OTHERS], ids=lambda value: getattr(value, "stem", None)
+)
 def test_every_run_line_composes_and_passes_the_check(path, line):
     words = shlex.split(line)
     assert words[:3] == ["python", "-m", "runner"]

@@ -164,8 +164,8 @@ def light(*words, code="sys.exit(main())"):
     ("words", "code", "phrase"),
     [
         (["trainer=dpo", "trainer.args.lerning_rate=1"], 2, "learning_rate"),
-        (["trainer=dpo", "--cfg", "job"], 0, "name: dpo-tiny-toy"),
         (["--help"], 0, "a checked-in experiment"),
+        (["trainer=dpo", "--cfg", "job"], 0, "name: dpo-tiny-toy"),
         (["trainer=dpo", "--dry-run"], 0, "outputs/dpo-tiny-toy/default-"),
         (["preview", "dataset.split.train=train[:0]"], 2, "no row: "),
         (

@@ -35,6 +35,7 @@ def counted(monkeypatch):
     return composed
 
 
+@pytest.mark.grid(5)
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "words, share",  # of the configurations that are composed one by one

@@ -93,7 +93,7 @@ def test_a_resumed_run_without_precompute_does_not_use_the_cache(
             "model": {"path": "x"},
             "peft": None,
             "quant": None,
-            "trainer": {"_target_": "x", "form": "preference", "head": "lm"},
+            "trainer": {"_target_": "x", "form": "preference", "head": "lm", "args": {}},
         }
         return SimpleNamespace(
             experiment=Experiment.read(cfg), manifest=lambda: {"reference": reference}

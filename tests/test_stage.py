@@ -283,6 +283,7 @@ def test_a_common_fault_is_reported_once_and_others_name_the_right_stages(chain)
     assert all(fault.fix.startswith("rl.kl_coef=0.1") for fault in faults_found)
 
 
+@pytest.mark.grid(5)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "finding", "fix"),
