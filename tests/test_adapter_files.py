@@ -126,6 +126,7 @@ def test_an_adapter_without_its_weights_is_refused_before_torch(change, weights,
     assert words in " ".join(faults_of(change(weights, **settings)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
 @pytest.mark.parametrize(
     "settings",
@@ -145,6 +146,7 @@ def test_a_whole_adapter_passes(tmp_path, settings):
     assert load_model(str(folder), tokenizer=load_tokenizer(TINY)).peft_config["default"].r == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "option", ["model=changed", "trainer=ppo reward=model reward.model.path=changed"]
 )
@@ -158,6 +160,7 @@ def test_it_is_refused_wherever_it_is_named(change, tmp_path, monkeypatch, capsy
     assert "lacks 14 weights of its adapter" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_only_loading_can_tell_is_told_then(change):
     """The same holds for adapters of the hub, and for bases whose files name their weights
     differently.
@@ -205,6 +208,7 @@ def test_a_rank_that_no_matrix_holds_is_refused(words, message, tmp_path, monkey
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_modules_of_an_adapter_are_written_in_order(sound, tmp_path):
     model = load_model(str(sound), tokenizer=load_tokenizer(TINY))
     # in which order, each process says

@@ -134,6 +134,7 @@ def named(function: Callable, name: str = "tool") -> Callable:
     return guard_tool(function, "trainer.tools", {}, seconds=0.2)
 
 
+@pytest.mark.slow
 def test_a_bound_argument_is_in_no_schema_and_no_model_can_set_it(mine):
     [tool] = build_functions(
         TrainerPart.read({"tools": [{"_target_": "mine.look", "source": "guide"}]})
@@ -262,6 +263,7 @@ def test_a_tool_changes_no_random_number_and_has_the_same_ones_again():
     assert guarded(word="red") != first  # as the training has gone on
 
 
+@pytest.mark.slow
 def test_an_environment_keeps_its_class_by_name_and_its_methods_are_guarded(mine, caplog):
     make = build_functions(
         TrainerPart.read({"environment_factory": {"_target_": "mine.Game", "points": 2.0}})
@@ -302,6 +304,7 @@ def test_an_environment_that_begins_later_is_refused():
         guard_environment(Late, "trainer.environment_factory")()
 
 
+@pytest.mark.slow
 def test_two_tools_of_one_name_are_refused(mine):
     with pytest.raises(ConfigError, match="several tools named look"):
         build_functions(
@@ -333,6 +336,7 @@ def test_a_failure_inside_an_environment_ends_the_run():
 # --- Templates ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chat", [True, False], ids=["like qwen", "like pythia"])
 @pytest.mark.parametrize("name", ["hermes", "brief"])
 def test_calls_are_read_from_what_our_templates_spell(name, chat):
@@ -362,6 +366,7 @@ def test_calls_are_read_from_what_our_templates_spell(name, chat):
         check_calls(tokenizer)
 
 
+@pytest.mark.slow
 def test_react_spells_calls_that_nobody_reads():
     set_template(tokenizer := tiny_tokenizer(), "react")
     with pytest.raises(ConfigError, match=r"response\.json"):
@@ -410,6 +415,7 @@ OWN = {  # by what is typed, the fault's beats
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", OWN)
 def test_names_are_targets_and_are_refused_like_them(mine, words):
     with pytest.raises(ConfigError) as error:
@@ -429,6 +435,7 @@ def test_names_are_targets_and_are_refused_like_them(mine, words):
     ] == [(where, True, True)]
 
 
+@pytest.mark.slow
 def test_a_reward_of_an_environment_is_enough(mine):
     words = ("trainer.environment_factory=mine.Game", "reward=none", "allow=[mine]")
     assert len(compose_runs([*WORDS, *words])) == 1
@@ -497,6 +504,7 @@ def test_tools_are_called_counted_and_shown_in_order(called, capsys):
     assert "KeyError: 'no such place'" in text
 
 
+@pytest.mark.slow
 def test_several_environments_by_name_own_their_reward(called, mine, capsys):
     rows = [
         {"prompt": [{"role": "user", "content": f"Review the {place}."}], "environment": name}
@@ -553,6 +561,7 @@ def test_a_stopped_agent_resumes_to_the_same_bits(called, mine):
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["harbor.HarborSpec", "openreward.OpenRewardSpec"])
 def test_a_spec_of_trl_needs_its_library_and_to_be_allowed(train, capsys, name):
     """It loads code that it names itself."""
@@ -565,6 +574,7 @@ def test_a_spec_of_trl_needs_its_library_and_to_be_allowed(train, capsys, name):
     assert f"pip install 'trl[{name.split('.')[0]}]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_trainer_without_tools_names_those_that_take_them(capsys):
     assert main(["trainer=dpo", "trainer.tools=[runner.reward.rule.price]", "--dry-run"]) == 2
     stderr = capsys.readouterr().err

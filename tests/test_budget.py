@@ -17,6 +17,7 @@ def said(capsys, *words: str) -> list[str]:
     return capsys.readouterr().out.splitlines()[:-1]
 
 
+@pytest.mark.slow
 def test_the_plan_says_how_much_is_sampled_and_what_to_type_for_less(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = ("trainer=grpo", "dataset=tldr", "trainer.args.max_steps=10")
@@ -40,6 +41,7 @@ def test_the_plan_says_how_much_is_sampled_and_what_to_type_for_less(capsys, mon
     assert "1,424 answers, while it takes 128 texts" in said(capsys, *epoch)[1]
 
 
+@pytest.mark.slow
 def test_metrics_of_known_answers_have_no_bound(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert said(capsys, "trainer=dpo", "dataset=ultrafeedback", "trainer.args.max_steps=1") == []

@@ -378,6 +378,7 @@ def test_a_callback_that_cannot_work_is_refused_before_anything_loads(capsys, wo
     assert where in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_options_of_callbacks_combine():
     stop = (
         "trainer.args.eval_strategy=steps",
@@ -435,6 +436,7 @@ def test_an_experiment_is_tried_in_two_steps_and_learns_eight_rows_by_heart(trai
 # --- A reference that a callback moves ------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_reference_that_a_callback_updates_is_kept_and_used_in_each_step():
     cfg = compose(["trainer=dpo", "callback=sync_ref_model"]).cfg
     args = {"disable_dropout": True, "max_steps": 100}

@@ -131,6 +131,7 @@ def test_a_good_configuration_has_no_fault(name):
     assert faults(good(name)) == []
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", PACKAGES)
 def test_every_field_at_its_default_is_good(name):
     cfg = good(name)
@@ -427,6 +428,7 @@ def test_without_a_menu_nothing_is_offered_and_all_is_checked():
 # --- values ---
 
 
+@pytest.mark.quick(29)
 @pytest.mark.parametrize(
     ("field", "value", "expected", "fix"),
     [
@@ -585,6 +587,7 @@ def test_keys_and_values_inside_a_typed_mapping(tmp_path, monkeypatch):
     assert where == ["dataset.columns.prompt", "dataset.columns.chosn"]
 
 
+@pytest.mark.slow
 def test_every_field_in_our_tables_exists():
     """If a library renamed a field, its check would silently be lost."""
     shipped = {}
@@ -1097,6 +1100,7 @@ def test_texts_that_only_resemble_secrets_are_allowed(path, value):
 # --- how it is done ---
 
 
+@pytest.mark.slow
 def test_the_check_imports_nothing_heavy():
     code = f"""
         import json, sys

@@ -81,7 +81,7 @@ def test_old_checkpoints_go_after_the_new_seal_but_the_best(tmp_path):
         assert not damage_of(path)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tolerate", [None, Tolerate.read({"diverged": 20})], ids=["as_it_is", "patient"]
 )

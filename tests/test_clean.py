@@ -95,6 +95,7 @@ def test_the_newest_checkpoint_is_whole_before_others_go(group, capsys):
     assert len(checkpoints(THIRD)) == 3
 
 
+@pytest.mark.slow
 def test_files_that_a_report_can_make_again_are_deleted(group, capsys):
     before = files_of(group)
     assert main(["report", "kl"]) == main(["report", f"kl/{FIRST}"]) == 0
@@ -207,6 +208,7 @@ def test_files_that_no_run_writes_are_not_deleted(group, capsys):
     assert (group / "thesis.tex").exists()
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize(
     ("words", "code"),
     [
@@ -257,6 +259,7 @@ main(["clean", "kl", *sys.argv[2:], "yes=true"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["where=run!=x"], ["keep=model"]], ids=" ".join)
 @pytest.mark.parametrize("step", [1, 4])
 def test_a_kill_leaves_nothing_that_looks_like_half_a_run(group, capsys, words, step):

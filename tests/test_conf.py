@@ -37,7 +37,7 @@ def run_lines(path: Path) -> list[str]:
 
 
 def all_lines() -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
-    """The run lines of each experiment and one of each other group, and those of all other options."""
+    """The run lines of experiments and of one option of each other group, and all others."""
     first = []
     others = []
     groups = set()
@@ -143,7 +143,7 @@ def test_the_missions_sweep_is_four_jobs(capsys, monkeypatch, tmp_path):
     assert capsys.readouterr().out.count("new  ") == 4
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "first"),
     [
@@ -162,6 +162,7 @@ def test_the_reward_to_type_fits_the_rows(rows, first, tmp_path):
     compose_runs([*words, error.value.faults[0].fix])
 
 
+@pytest.mark.slow
 def test_a_typed_reward_replaces_that_of_the_dataset():
     (composed,) = compose_runs(["trainer=grpo", "reward._target_=runner.reward.rule.length"])
     assert composed.cfg["reward"] == {"_target_": "runner.reward.rule.length"}
@@ -227,7 +228,7 @@ trainer:
 """
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "fix"),
     [

@@ -35,6 +35,7 @@ def test_any_field_can_be_set_without_a_plus():
     assert composed.typed == {"trainer", "trainer.args.max_steps", "trainer.args.beta"}
 
 
+@pytest.mark.slow
 def test_the_default_name_says_trainer_model_and_dataset():
     assert (
         config.compose(["trainer=dpo", "dataset=toy_reviews"]).cfg["name"] == "dpo-tiny-toy_reviews"
@@ -91,6 +92,7 @@ def test_classes_and_vectors_of_texts_are_refused(capsys, word, where, message):
     assert "trainer=reward" in err
 
 
+@pytest.mark.slow
 def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
     """Otherwise the last one would win silently.
 
@@ -197,6 +199,7 @@ def test_a_file_that_hydra_cannot_read_is_a_fault(tmp_path, text, finding):
     assert finding in caught.value.faults[0].found
 
 
+@pytest.mark.slow
 def test_a_users_folder_adds_and_shadows(tmp_path):
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "dpo.yaml").write_text(
@@ -356,6 +359,7 @@ def test_speed_sets_what_is_sound_for_the_trainer_and_the_machine(chosen):
     }
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_whether_speed_or_the_user_has_set_it():
     keys = {
         key_of(config.compose(["trainer=sft", "name=a", word]).cfg)
@@ -388,6 +392,7 @@ def test_each_speed_is_a_field_of_some_trainer():
     assert set(read_options("speed")["max"]) <= fields
 
 
+@pytest.mark.slow
 def test_a_name_in_any_script_may_be_in_a_list_or_a_key(tmp_path):
     (tmp_path / "experiment").mkdir()
     text = (

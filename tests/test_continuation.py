@@ -59,6 +59,7 @@ def test_the_list_is_the_one_that_is_written_down():
     assert upstream.EXTENDABLE == ALLOWED
 
 
+@pytest.mark.slow
 def test_every_other_key_is_refused(tmp_path):
     assert [miss for miss in misses_of_groups(tmp_path) if miss[1]] == []
 

@@ -267,6 +267,7 @@ CELLS = {name: (row, form, wanted | answers(wanted)) for name, (row, form, wante
 TABLE = list(itertools.product(CELLS, FORMS_FOR))
 
 
+@pytest.mark.quick(39)
 @pytest.mark.parametrize(("name", "to"), TABLE)
 def test_every_raw_form_in_every_trainer_form(name, to):
     row, form, wanted = CELLS[name]
@@ -897,7 +898,7 @@ def python(code, **variables):
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
 def test_nothing_hangs_on_the_order_of_a_set(seed):
     code = (
@@ -909,6 +910,7 @@ def test_nothing_hangs_on_the_order_of_a_set(seed):
     python(code, PYTHONHASHSEED=seed)
 
 
+@pytest.mark.slow
 def test_the_table_can_be_asked_before_anything_heavy_is_imported():
     code = (
         "import sys, runner.dataset.detect\n"

@@ -236,6 +236,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.quick(23)
 @pytest.mark.parametrize(
     ("name", "content", "where", "finding"), BROKEN, ids=lambda value: str(value)[:20]
 )
@@ -265,7 +266,7 @@ def packed(suffix, data):
     return gzip.compress(data, 1) if suffix else data
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_a_record_in_which_the_look_at_a_file_ends_is_no_fault(tmp_path, suffix):
     lines = "é" * 700_000 + "\n"  # of two bytes each; the look ends inside the third line
@@ -566,6 +567,7 @@ WRITERS_OF_VALUES = {
 }
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("file", WRITERS_OF_VALUES)
 @pytest.mark.parametrize("values", AS_WRITTEN)
@@ -607,6 +609,7 @@ def test_dates_in_one_file_and_other_texts_in_the_next_stay_what_they_are(tmp_pa
     assert train["value"][:] == [text for name in files for text in texts[name.partition(".")[0]]]
 
 
+@pytest.mark.slow
 def test_texts_that_look_like_dates_further_down_in_a_large_file_stay_what_they_are(
     tmp_path, monkeypatch
 ):
@@ -821,6 +824,7 @@ def parts(tmp_path):
     return {"many": part(many, split=split), "few": part(few, split=split)}
 
 
+@pytest.mark.slow
 def test_without_weights_every_row_comes_once_and_shuffled(parts):
     train, evals = mix_rows(parts, to="demonstration", seed=1)
     assert sorted(numbers(train)) == [*range(40), *range(1000, 1010)]
@@ -832,6 +836,7 @@ def test_without_weights_every_row_comes_once_and_shuffled(parts):
     assert numbers(mix_rows(parts, to="demonstration", seed=1)[0]) == numbers(train)
 
 
+@pytest.mark.slow
 def test_weights_are_the_shares_and_small_parts_repeat(parts):
     train, _ = mix_rows(parts, {"many": 1, "few": 1}, to="demonstration")
     drawn = numbers(train)
@@ -853,6 +858,7 @@ def test_a_mixture_of_judged_answers_stays_even(parts):
         assert sum(labels[n : n + 2]) == 1
 
 
+@pytest.mark.slow
 def test_a_reward_may_concern_one_part_only(tmp_path, parts):
     path = write(
         tmp_path / "own.jsonl", [exchange(n) | {"answer": "x", "noise": n} for n in range(3)]
@@ -900,6 +906,7 @@ def test_margins_are_in_all_parts_or_in_none(tmp_path):
     assert caught.value.faults[0].fix == "dataset.parts.far.without=[margin]"
 
 
+@pytest.mark.slow
 def test_streams_mix(tmp_path, file):
     second = write(tmp_path / "other.jsonl", map(exchange, range(100, 120)))
     streams = {"one": part(file, streaming=True), "two": part(second, streaming=True)}
@@ -1020,6 +1027,7 @@ def test_missing_repositories_configs_and_splits_are_named(online_runner):
     assert "a name on the hub" in three
 
 
+@pytest.mark.slow
 def test_the_mixture_of_the_menu():
     keys = yaml.safe_load((MENU / "mixture.yaml").read_text())["dataset"]
     for node in keys["parts"].values():
@@ -1093,6 +1101,7 @@ def prepared(tmp_path, tokenizer):
     return prepare
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_completion_in_turns(prepared):
     (row,) = prepared(
         "SFT", [{"input": "2+2?", "target": "4"}], "demonstration", system="Be brief."
@@ -1132,6 +1141,7 @@ def test_answers_judged_bad_are_not_imitated(prepared):
 ASKED = "<|start|> user 2+2? <|end|> <|start|> assistant"
 
 
+@pytest.mark.slow
 def test_a_text_prompt_beside_whole_conversations_is_read_once(prepared):
     asked = [{"role": "user", "content": "2+2?"}]
     rows = [

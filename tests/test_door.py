@@ -48,6 +48,7 @@ def test_all_faults_are_reported_at_once_and_no_folder_is_made(tmp_path, capsys)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_dataset_that_does_not_fit_names_those_that_do(capsys):
     text = faults(capsys, "trainer=dpo", "dataset=tldr")
     assert "prompt_completion rows" in text
@@ -55,10 +56,12 @@ def test_a_dataset_that_does_not_fit_names_those_that_do(capsys):
     assert "descriptiveness" in text
 
 
+@pytest.mark.slow
 def test_a_trainer_that_needs_a_reward_names_the_menu(capsys):
     assert "reward=" in faults(capsys, "trainer=grpo", "dataset=hub", "dataset.path=org/name")
 
 
+@pytest.mark.slow
 def test_a_part_that_the_trainer_does_not_take_is_refused(capsys):
     assert "reward" in faults(capsys, "trainer=sft", "reward=distinct_characters")
 
@@ -67,11 +70,13 @@ def test_several_values_without_m_ask_for_it(capsys):
     assert "python -m runner -m" in faults(capsys, "learning_rate=1e-6,2e-6")
 
 
+@pytest.mark.slow
 def test_a_fault_in_any_job_of_a_sweep_starts_none(tmp_path, capsys):
     assert "kl_coef" in faults(capsys, "-m", "trainer=dpo,sft", "kl_coef=0.1,0.2")
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path, capsys):
     assert (
         main(["-m", "--dry-run", "trainer=dpo", "kl_coef=0.05,0.1", "learning_rate=1e-6,3e-6"]) == 0
@@ -90,7 +95,7 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path, capsys):
 MINE = ("trainer=grpo", "reward=none", "reward.x._target_=my_reward.short", "allow=[my_reward]")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -302,6 +307,7 @@ def test_an_output_root_that_is_a_file_is_a_fault_of_the_environment(tmp_path, c
     assert "output_root=" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_slice_of_rows_needs_no_quotes_beyond_those_of_the_shell(capsys):
     assert main(["dataset=tldr", "dataset.split.train=train[:500]", "--dry-run"]) == 0
     assert main(["dataset=tldr", "dataset.split.train='train[:500]'", "--dry-run"]) == 0
@@ -316,6 +322,7 @@ def test_typed_epochs_are_not_overruled_by_the_steps_of_the_model(capsys):
     assert main(["trainer.args.num_train_epochs=2", "trainer.args.max_steps=-1", "--dry-run"]) == 0
 
 
+@pytest.mark.slow
 def test_a_rollout_that_cannot_be_dealt_into_mini_batches(capsys):
     assert "does not divide the 32 rows of a process" in faults(
         capsys, "trainer=ppo", "trainer.args.num_mini_batches=5"
@@ -323,6 +330,7 @@ def test_a_rollout_that_cannot_be_dealt_into_mini_batches(capsys):
     assert main(["trainer=ppo", "trainer.args.num_mini_batches=8", "--dry-run"]) == 0
 
 
+@pytest.mark.slow
 def test_a_reward_model_that_ppo_is_given_by_path_is_a_reward(capsys):
     assert "reward" in faults(capsys, "trainer=ppo", "reward=none")
     assert (
@@ -336,10 +344,12 @@ def test_fields_that_the_runner_sets_are_refused(word, capsys):
     assert word.partition("=")[0] in faults(capsys, word)
 
 
+@pytest.mark.slow
 def test_a_group_that_is_deleted_or_an_entry_that_is_null_is_a_group_without_a_part(capsys):
     assert main(["~metric", "callback.x=null", "--dry-run"]) == 0
 
 
+@pytest.mark.slow
 def test_two_ways_to_say_the_same_are_one_run(capsys):
     ways = (
         ("kl_coef=0.3",),
@@ -369,6 +379,7 @@ ON_CPU = {
 MACHINES = ["launcher=accelerate", "launcher.num_machines=2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "words", "message"),
     [
@@ -402,6 +413,7 @@ def test_each_of_several_machines_knows_its_part(variables, words, message, monk
     assert main([*MACHINES, *words, "--dry-run"]) == 5
 
 
+@pytest.mark.slow
 def test_the_key_knows_the_processes_that_torchrun_has_started(monkeypatch, capsys):
     assert main(["--dry-run"]) == main(["launcher.num_processes=2", "--dry-run"]) == 0
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -252,6 +252,7 @@ def test_scores_of_the_training_stay_as_they_are(evaluate, laid):
     assert set(read_json(paper)["scores"]) == {"eval_loss", "eval_perplexity"}
 
 
+@pytest.mark.slow
 def test_a_run_to_compare_with_is_answered_under_its_key(laid, evaluate):
     words = (f"against={laid.folder.name}x", "reward=sorted_digits", "checkpoint=start")
     stderr = evaluate(str(laid.folder), *words, code=4)[2].err

@@ -160,6 +160,7 @@ def plan(tmp_path, monkeypatch, capsys):
     return call
 
 
+@pytest.mark.slow
 def test_nothing_of_it_runs_without_being_allowed(plan):
     code, told = plan("experiment=everything")
     named = [line.split()[-4] for line in told.splitlines() if "may not run" in line]
@@ -170,6 +171,7 @@ def test_nothing_of_it_runs_without_being_allowed(plan):
     assert "allow=[my_lab]" in told
 
 
+@pytest.mark.slow
 def test_a_plan_imports_nothing_of_it(plan, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "my_lab"]:
         monkeypatch.delitem(sys.modules, name)
@@ -178,7 +180,7 @@ def test_a_plan_imports_nothing_of_it(plan, monkeypatch):
     assert "my_lab" not in sys.modules
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_variant_passes_the_check(plan, variant):
     assert plan("allow=[my_lab]", *WORDS, *VARIANTS[variant])[0] == 0

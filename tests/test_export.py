@@ -55,6 +55,7 @@ def laid(tmp_path, monkeypatch):
     return lay_model(tmp_path / "outputs" / "x" / "run")
 
 
+@pytest.mark.slow
 def test_a_whole_model_is_copied_with_its_card_and_without_its_critic(laid, capsys):
     before = files_of(laid)
     assert main(["export", "x"]) == 0
@@ -77,6 +78,7 @@ def test_a_whole_model_is_copied_with_its_card_and_without_its_critic(laid, caps
     } == before
 
 
+@pytest.mark.slow
 def test_an_earlier_export_is_replaced_and_nothing_else(laid, tmp_path, capsys):
     for _ in range(2):
         assert main(["export", "x", "to=out/there"]) == 0
@@ -144,6 +146,7 @@ def test_a_pickle_is_never_copied(laid, capsys):
     assert "a pickle" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_base_that_brings_code_needs_the_word_again(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     model = compose(["model=tiny"]).cfg["model"] | {"trust_remote_code": True}
@@ -200,6 +203,7 @@ def test_the_base_model_is_followed_through_the_runs_below(tmp_path, monkeypatch
     )
 
 
+@pytest.mark.slow
 def test_pushing_is_asked_for_private_and_without_what_is_ours(laid, monkeypatch, capsys):
     calls = []
 
@@ -233,6 +237,7 @@ def test_an_unreachable_hub_is_reported_before_anything_is_written(laid, capsys)
 # --- With weights -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied:UserWarning")
 @pytest.mark.filterwarnings("ignore:Model .* .tie_word_embeddings=True.:UserWarning")
 def test_an_adapter_on_tied_embeddings_is_merged_into_one_of_the_two(tmp_path):
@@ -259,6 +264,7 @@ def test_an_adapter_on_tied_embeddings_is_merged_into_one_of_the_two(tmp_path):
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.slow
 def test_a_learnt_prompt_is_no_change_of_weights(tmp_path):
     from peft import PrefixTuningConfig
 

@@ -36,7 +36,7 @@ def counted(monkeypatch):
 
 
 @pytest.mark.grid(5)
-@pytest.mark.quick(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words, share",  # of the configurations that are composed one by one
     [
@@ -68,7 +68,7 @@ def test_each_job_is_what_it_is_alone(words, share, tmp_path, monkeypatch):
     assert len(calls) - alone <= share * alone + 12
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "words, key, job",
     [
@@ -94,6 +94,7 @@ def test_a_fault_of_any_number_is_found(words, key, job):
     assert job in str(raised.value)
 
 
+@pytest.mark.slow
 def test_ten_thousand_jobs_compose_a_few(monkeypatch):
     calls = counted(monkeypatch)
     jobs = compose_jobs(
@@ -106,6 +107,7 @@ def test_ten_thousand_jobs_compose_a_few(monkeypatch):
     assert jobs[-1][0].overrides[1:3] == ["seed=99", "trainer.args.logging_steps=100"]
 
 
+@pytest.mark.slow
 def test_jobs_that_are_composed_one_by_one_are_composed_once(monkeypatch):
     calls = counted(monkeypatch)
     words = ["trainer=dpo", "kl_coef=0.1,0.2", "trainer.args.loss_type=sigmoid,hinge"]

@@ -224,6 +224,7 @@ def test_the_best_of_dft_is_that_of_the_lowest_cross_entropy(train, rows):
     assert "eval_cross_entropy" not in plain.scores["before"]
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_not_chosen_by_a_loss_that_rises(train, rows, capsys):
     words = (
         "trainer=sft",

@@ -108,6 +108,7 @@ def test_models_load_run_and_load_again_offline(hub: Hub, ask_forked: Ask) -> No
     assert len(hub.requests) == requests_before
 
 
+@pytest.mark.slow
 def test_a_revision_has_its_own_files(small_hub: Hub, ask: Ask) -> None:
     pinned = "0123456789abcdef0123456789abcdef01234567"
     main = small_hub.add_files("model", "some/model", {"config.json": b"main"})
@@ -164,7 +165,7 @@ def expected_answers(absent: str, gated: str, private: str, present: str) -> dic
     return answer_of_file
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("token", "absent", "gated", "private"),
     [
@@ -188,6 +189,7 @@ def test_access_to_each_repository_is_checked(
     assert {request.token for request in small_hub.requests} == {token}
 
 
+@pytest.mark.slow
 def test_a_wrong_token_is_reported(small_hub: Hub, ask: Ask) -> None:
     small_hub.add_files("model", "open/model", {"config.json": b"{}"})
     answer = ask(
@@ -205,6 +207,7 @@ except HfHubHTTPError as error:
     assert answer == ["HfHubHTTPError", "Invalid credentials in Authorization header"]
 
 
+@pytest.mark.slow
 def test_trees_come_in_pages_and_files_in_ranges(small_hub: Hub, ask: Ask) -> None:
     small_hub.page_size = 2
     files = {f"deep/{name}/{name}.bin": name.encode() * 9 for name in "abcde"}
@@ -328,6 +331,7 @@ print(json.dumps([made.repo_id, api.whoami()["name"], first == second, back, lef
 """
 
 
+@pytest.mark.slow
 def test_a_private_push_arrives_once_and_whole(small_hub: Hub, ask: Ask, tmp_path: Path) -> None:
     files = {"config.json": b"{}", "model.safetensors": b"weights", "README.md": b"---\n---\nhi"}
     for path, content in (files | {"train.log": b"noise"}).items():
@@ -364,7 +368,7 @@ except HfHubHTTPError as error:
 
 
 @pytest.mark.grid(3)
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["gpt2", "gpt_neox", "llama", "qwen2"])
 @pytest.mark.parametrize("head", ["lm", "score"])
 def test_tiny_models_are_small_and_repeatable(tmp_path: Path, architecture: str, head: str) -> None:
@@ -398,6 +402,7 @@ def test_no_row_is_in_two_splits() -> None:
             assert len(rows) == len(set(rows)), repo_id
 
 
+@pytest.mark.slow
 def test_an_unknown_route_is_refused_and_counted(small_hub: Hub, ask: Ask) -> None:
     code = """
 from huggingface_hub import get_session

@@ -283,6 +283,7 @@ BAD = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_image_is_named_by_its_row(folder, kind):
     content, finding = BAD[kind]
@@ -296,6 +297,7 @@ def test_a_bad_image_is_named_by_its_row(folder, kind):
     assert len(read(folder / "rows.jsonl", bad_rows="drop")) == 2
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("image", "finding"),
     [
@@ -407,6 +409,7 @@ def test_a_fault_of_images_names_the_column_that_can_be_left_out(folder, column)
     assert f"dataset.without=[{column}]" in fault.fix
 
 
+@pytest.mark.slow
 def test_trainers_that_read_images_in_turns_need_them_in_all_rows_or_none(folder, seeing):
     rows = read(write(folder, row(image="red.png"), row(image=None)), "prompt")
     args = {kind: {"_target_": f"trl.{kind.upper()}Config"} for kind in ("grpo", "rloo")}
@@ -416,6 +419,7 @@ def test_trainers_that_read_images_in_turns_need_them_in_all_rows_or_none(folder
     check_bounds(TrainerPart.read({"args": args["rloo"]}), seeing[0], rows)
 
 
+@pytest.mark.slow
 def test_the_words_of_a_new_model_that_sees_are_those_of_its_tokenizer():
     cfg = config.compose(["experiment=toy_picture", "speed=max"]).cfg
     assert ModelWeights(source_of(Experiment.read(cfg)), dtype="float32").count == 220_864
@@ -483,6 +487,7 @@ def test_all_special_cases_of_images_are_in_their_record():
     assert elsewhere == {"schema/modality.py", "schema/role.py", "importers/llama_factory.py"}
 
 
+@pytest.mark.slow
 def test_answers_depend_on_the_image_and_not_on_what_is_beside_it(seeing):
     tokenizer, model = seeing
     rows = [

@@ -93,7 +93,7 @@ def written(tmp_path):
 # --- Every sample ---------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_sample_becomes_an_experiment_that_passes_the_check(imported, name):
     done = imported(name)
@@ -102,6 +102,7 @@ def test_a_sample_becomes_an_experiment_that_passes_the_check(imported, name):
     assert done.cfg["name"] == done.draft.name == Path(name).stem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_every_key_of_a_sample_is_accounted_for(imported, name):
     done = imported(name)
@@ -196,7 +197,7 @@ def test_axolotl_chats(imported):
     assert done.cfg["callback"]["early_stopping"]["early_stopping_patience"] == 3
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
@@ -334,6 +335,7 @@ def test_stages_of_llama_factory(written, keys, expected):
         }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("keys", "weight"),
     [({}, "answers"), ({"mask_history": True}, "last_round"), ({"train_on_prompt": True}, None)],
@@ -385,6 +387,7 @@ def test_the_format_v1_of_llama_factory_reads_its_list_of_rows(imported):
     assert "dataset.weights" in done.why("train_dataset")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["dpo", "sft", "rm"])
 def test_the_command_of_the_format_v1_says_which_method(written, tmp_path, command):
     (tmp_path / "v1.yaml").write_text("model: a/b\ntrain_dataset: rows.jsonl\npref_loss: simpo\n")
@@ -400,6 +403,7 @@ def test_the_command_of_the_format_v1_says_which_method(written, tmp_path, comma
     assert done.args["weight_decay"] == 0.01
 
 
+@pytest.mark.slow
 def test_kto_with_one_row_in_a_micro_batch_keeps_the_size_of_its_step(written):
     keys = {"model_name_or_path": "a/b", "stage": "kto", "dataset": "a/b", "cutoff_len": 64}
     done = written(keys | {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8})
@@ -421,6 +425,7 @@ def test_kto_with_one_row_in_a_micro_batch_keeps_the_size_of_its_step(written):
     assert done.kinds("gradient_accumulation_steps") == ["mapped"]
 
 
+@pytest.mark.slow
 def test_rows_of_other_datasets_are_held_out(written):
     tests = [
         {"path": "c/d", "type": "completion", "field": "body"},
@@ -488,7 +493,7 @@ def test_swift_grpo_takes_rewards_of_ours(imported):
     assert done.cfg["kl_coef"] == 0.01
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", ["last_round", "hermes", "all", "alpha_umi"])
 def test_loss_scales_of_swift(written, scale):
     done = written(
@@ -502,6 +507,7 @@ def test_loss_scales_of_swift(written, scale):
     assert ("no equivalent" in done.kinds("loss_scale")) == (scale == "alpha_umi")
 
 
+@pytest.mark.slow
 def test_megatron_has_names_of_its_own_for_rows_and_rates(imported):
     done = imported("megatron_grpo.sh")
     assert done.cfg["batch"] == 64 and done.args["generation_batch_size"] == 128, (
@@ -525,6 +531,7 @@ def test_megatron_has_names_of_its_own_for_rows_and_rates(imported):
     assert "64 rows a step of all devices" in done.text
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("keys", "path", "value"),
     [
@@ -551,6 +558,7 @@ def test_the_trained_parts_of_a_vision_model_are_kept(written, keys, path, value
     ]
 
 
+@pytest.mark.slow
 def test_swift_may_hold_out_another_file(written):
     done = written(
         {
@@ -568,6 +576,7 @@ def test_swift_may_hold_out_another_file(written):
     assert done.kinds("val_dataset") == ["mapped"]
 
 
+@pytest.mark.slow
 def test_lora_of_megatron_and_its_earlier_names(written):
     keys = {
         "model": "a/b",
@@ -589,6 +598,7 @@ def test_lora_of_megatron_and_its_earlier_names(written):
         written(keys | {"target_modules": ["linear_qkv"]}, name="third.yaml")
 
 
+@pytest.mark.slow
 def test_a_model_that_sees_learns_answers_of_whole_conversations(written):
     keys = {
         "model": "a/Qwen2-VL",
@@ -604,6 +614,7 @@ def test_a_model_that_sees_learns_answers_of_whole_conversations(written):
     assert not done.faults
 
 
+@pytest.mark.slow
 def test_a_mixture_of_a_recipe_for_trl_is_read(written):
     parts = [
         {"id": "a/b", "split": "train[:90%]", "weight": 0.5, "columns": ["messages"]},
@@ -621,6 +632,7 @@ def test_a_mixture_of_a_recipe_for_trl_is_read(written):
     assert done.cfg["dataset"]["parts"]["b"]["split"] == {"train": "train[:90%]"}
 
 
+@pytest.mark.slow
 def test_trl_ppo_is_known_by_the_name_of_its_script(imported):
     done = imported("trl_ppo.sh")
     assert done.cfg["trainer"]["_target_"] == "runner.ppo.PPOTrainer"
@@ -685,6 +697,7 @@ def test_a_command_that_trains_nothing_here_is_refused_by_name(tmp_path, text, m
         translate(read_file(path), "a")
 
 
+@pytest.mark.slow
 def test_trl_dpo_under_accelerate(imported):
     done = imported("trl_dpo.sh")
     assert done.cfg["trainer"]["_target_"] == "trl.DPOTrainer"
@@ -695,6 +708,7 @@ def test_trl_dpo_under_accelerate(imported):
     assert done.kinds("push_to_hub") == ["no equivalent"]
 
 
+@pytest.mark.slow
 def test_trl_sft_mixture(imported):
     done = imported("trl_sft.yaml")
     assert done.cfg["dataset"]["weights"] == {"capybara": 0.7, "imdb": 0.3}
@@ -702,6 +716,7 @@ def test_trl_sft_mixture(imported):
     assert done.cfg["tracker"]["report_to"] == "trackio"
 
 
+@pytest.mark.slow
 def test_trl_flags_count_more_than_the_file_that_they_name(imported):
     done = imported("trl_grpo.sh")
     assert done.cfg["learning_rate"] == 2e-6
@@ -710,6 +725,7 @@ def test_trl_flags_count_more_than_the_file_that_they_name(imported):
     assert {"accuracy_reward", "think_format_reward"} <= set(done.cfg["reward"])
 
 
+@pytest.mark.slow
 def test_a_reward_of_trl_has_the_settings_of_its_command_line(written):
     done = written(
         "trl grpo --model_name_or_path a/b --dataset_name "
@@ -721,6 +737,7 @@ def test_a_reward_of_trl_has_the_settings_of_its_command_line(written):
     assert (reward["max_completion_len"], reward["soft_punish_cache"]) == (1280, 256)
 
 
+@pytest.mark.slow
 def test_the_trainer_of_a_trl_file_may_be_typed(written):
     keys = {"model_name_or_path": "a/b", "dataset_name": "c/d", "beta": 0.3, "max_length": 64}
     assert written(keys, trainer="kto").cfg["trainer"]["_target_"] == "trl.KTOTrainer"
@@ -731,6 +748,7 @@ def test_the_trainer_of_a_trl_file_may_be_typed(written):
     assert "by its name" in grpo.why("trainer")
 
 
+@pytest.mark.slow
 def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
     path = tmp_path / "train.sh"
     path.write_text("swift sft --model $BASE --dataset $ROWS --learning_rate 1e-4\n")
@@ -742,7 +760,7 @@ def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
         assert fault.where.endswith("path")
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "rate", "accumulated"),
     [
@@ -817,6 +835,7 @@ def test_a_script_whose_variables_hold_one_another_is_refused_at_once(tmp_path):
         read_file(tmp_path / "train.sh")
 
 
+@pytest.mark.slow
 def test_texts_of_a_file_do_not_control_the_terminal(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)  # it would write into a conf/experiment here
     text = 'model_name_or_path: "org/\\e[31m"\ndataset_name: "\\u202ed"\n"a\\e[0m": 1\n'
@@ -827,6 +846,7 @@ def test_texts_of_a_file_do_not_control_the_terminal(tmp_path, capsys, monkeypat
     assert not {"\x1b", "\u202e"} & {*stdout}
 
 
+@pytest.mark.slow
 def test_texts_of_a_file_neither_end_a_comment_nor_hide_a_line(tmp_path):
     text = (
         'model_name_or_path: a/b\ndataset_name: "\u202ed"\n'
@@ -868,6 +888,7 @@ def test_none_is_a_value(written):
         ]
 
 
+@pytest.mark.slow
 def test_an_unknown_key_is_reported(written):
     done = written(
         {"base_model": "a/b", "datasets": [{"path": "a/b", "type": "alpaca"}], "lerning_rate": 1e-5}
@@ -877,6 +898,7 @@ def test_an_unknown_key_is_reported(written):
     assert "lerning_rate" in "\n".join(done.lines)
 
 
+@pytest.mark.slow
 def test_gdpo_is_grpo_that_scales_each_reward_by_itself(written):
     keys = {
         "base_model": "a/b",
@@ -931,6 +953,7 @@ def test_an_unsupported_kind_of_training_is_refused(written, keys, where):
     assert any(fault.where.endswith(where) and fault.fix for fault in caught.value.faults)
 
 
+@pytest.mark.slow
 def test_a_missing_list_of_rows_is_asked_for(written):
     with pytest.raises(ConfigError, match=r"config\n  dataset\.path\n +found +no value"):
         written({"model": "a/b", "train_dataset": "none.yaml", "cp_size": 1})
@@ -977,6 +1000,7 @@ def test_no_unknown_tuner_becomes_a_training_of_all_weights(written, tmp_path, k
     assert "peft=lora" in file.read_text()
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_ours_takes_over_the_settings_of_theirs(written):
     done = written(
         {
@@ -996,6 +1020,7 @@ def test_an_optimizer_of_ours_takes_over_the_settings_of_theirs(written):
     assert "optimizer.betas" in done.why("adam_beta2")
 
 
+@pytest.mark.slow
 def test_no_secret_comes_through_whatever_it_is_called(written):
     keys = {
         "model": "a/b",
@@ -1027,6 +1052,7 @@ WRONG = {
 THEIRS = {"template": "qwen", "cutoff_len": 64, "val_size": 0.1}  # by which such a file is known
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("tool", "keys", "ours"),
     [
@@ -1103,6 +1129,7 @@ def test_tokens_and_keys_of_the_model_come_over(written, tool, keys, ours):
     assert not run.faults
 
 
+@pytest.mark.quick(29)
 @pytest.mark.parametrize(
     ("tool", "keys", "where"),
     [
@@ -1231,6 +1258,7 @@ def test_a_dataset_without_a_path_is_asked_for(tmp_path):
     assert draft.values["dataset"]["path"] == "???"
 
 
+@pytest.mark.slow
 def test_a_value_is_still_taken_where_it_is_a_text_that_means_it(written):
     done = written(
         {
@@ -1282,7 +1310,7 @@ def test_every_set_that_is_held_out_is_named(tmp_path):
 SWANLAB = {"swanlab_project": "mine", "swanlab_mode": "local"}
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("tool", "keys", "variables"),
     [
@@ -1299,6 +1327,7 @@ def test_swanlab_is_a_tracker_of_ours(written, tool, keys, variables):
     assert (environment["SWANLAB_PROJ_NAME"], environment["SWANLAB_MODE"]) == variables
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tool", "keys"),
     [("llama_factory", {**THEIRS, "report_to": "wandb"}), ("axolotl", {"wandb_project": "mine"})],
@@ -1309,6 +1338,7 @@ def test_swanlab_beside_another_tracker_is_typed(written, tool, keys):
     assert done.kinds("use_swanlab") == ["no equivalent"]
 
 
+@pytest.mark.slow
 def test_settings_of_swanlab_alone_choose_no_tracker(written):
     done = written(WRONG["axolotl"] | SWANLAB)
     assert done.cfg["tracker"]["report_to"] == "none"
@@ -1366,7 +1396,7 @@ OFFLOADED = "trainer.args.deepspeed.zero_optimization.offload_optimizer.device=c
 FSDP = "strategy=fsdp2 trainer.args.fsdp_config."
 
 
-@pytest.mark.quick(5)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
@@ -1416,6 +1446,7 @@ def test_a_strategy_is_a_word_to_type_on_gpus(written, tmp_path, keys, words):
     assert f"# on GPUs: {' '.join(done.draft.spread)}" in done.text or not words
 
 
+@pytest.mark.slow
 def test_every_setting_of_a_file_of_deepspeed_is_noted(written, tmp_path):
     (tmp_path / "spread.json").write_text((SAMPLES / "spread.json").read_text())
     done = written(AXOLOTL | {"deepspeed": "spread.json"})
@@ -1431,6 +1462,7 @@ def test_every_setting_of_a_file_of_deepspeed_is_noted(written, tmp_path):
     assert "not a key that is known" in done.why("deepspeed.depth")
 
 
+@pytest.mark.slow
 def test_a_launcher_says_the_machines(written, tmp_path):
     (tmp_path / "spread.yaml").write_text((SAMPLES / "spread.yaml").read_text())
     command = "--model_name_or_path a/b --dataset_name c/d --per_device_train_batch_size 2\n"
@@ -1468,6 +1500,7 @@ def test_a_file_that_only_says_the_strategy_is_refused_with_the_words(capsys, na
     assert "without" not in stderr
 
 
+@pytest.mark.slow
 def test_a_strategy_that_conflicts_with_the_rest_is_reported_before_the_run(
     tmp_path, monkeypatch, capsys
 ):
@@ -1529,6 +1562,7 @@ def test_a_name_that_is_no_plain_one_is_refused(tmp_path, monkeypatch, capsys, w
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_without_a_menu_it_only_prints(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["import", str(SAMPLES / "trl_sft.yaml")]) == 0
@@ -1621,6 +1655,7 @@ def test_an_imported_experiment_trains(train, tmp_path, monkeypatch):
     assert rates == pytest.approx([0, 5e-4, 1e-3, 5e-4]), "half of the steps warm up"
 
 
+@pytest.mark.slow
 def test_the_table_that_is_shown_is_all_that_a_dialect_needs(written, monkeypatch):
     explained = (Path(dialect.__file__).parent / "dialects" / "shared.yaml").read_text()
     shown = "\n".join(re.findall(r"^#(    .*)", explained, re.MULTILINE))
@@ -1636,6 +1671,7 @@ def test_the_table_that_is_shown_is_all_that_a_dialect_needs(written, monkeypatc
     assert done.draft.has_held_out
 
 
+@pytest.mark.slow
 def test_llama_factory_knows_a_tuner_in_capitals(written):
     keys = {"model_name_or_path": "a/b", "stage": "sft", "dataset": "a/b", "lora_rank": 16}
     small, capital = (

@@ -93,6 +93,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_figures_are_those_of_the_files_whatever_changes(group, capsys, monkeypatch, change):
     before = told(capsys)
@@ -159,6 +160,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_an_index_that_is_damaged_is_made_again_and_no_link_is_followed(
     group, capsys, tmp_path, monkeypatch, damage
@@ -204,6 +206,7 @@ def test_a_file_written_a_moment_ago_is_not_indexed(group, capsys, monkeypatch):
     rows.close()
 
 
+@pytest.mark.slow
 def test_runs_are_chosen_and_ordered_by_what_a_report_shows(group, capsys):
     set_status(group / FIRST, state="failed")
     names = {
@@ -262,6 +265,7 @@ def test_a_run_that_lacks_a_key_meets_no_order_of_it(tmp_path, monkeypatch, caps
     assert "type      peft.r in place of r" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_names_that_are_no_utf_8_are_reported(group, capsys):
     (group / FIRST).rename(odd := group / os.fsdecode(b"run\xff"))
     scores = json.loads((odd / "scores.json").read_text())
@@ -307,6 +311,7 @@ def test_a_run_elsewhere_is_lost_if_silent_and_unlocked(tmp_path):
     assert read_run(lay_silent(tmp_path / "x" / "slower", 3, slow)).state == "lost"
 
 
+@pytest.mark.slow
 def test_a_page_of_many_runs_is_bounded_and_says_where_the_rest_is(group):
     text = (group / FIRST / "config.yaml").read_text()
     for number in range(260):
@@ -324,6 +329,7 @@ def test_a_page_of_many_runs_is_bounded_and_says_where_the_rest_is(group):
     assert len((group / "summary.csv").read_text().splitlines()) == 265
 
 
+@pytest.mark.slow
 def test_a_group_of_ten_times_the_runs_is_read_again_without_a_file(group, monkeypatch, capsys):
     for number in range(40):
         shutil.copytree(group / FIRST, group / f"copy-{number}")

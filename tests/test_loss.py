@@ -302,7 +302,7 @@ def test_a_trainer_of_the_users_own_is_of_the_kind_that_it_builds_on(own_trainer
     assert kind_of("my_trainers.Fresh", "my_trainers.FreshConfig") is None
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ["loss", "weight"])
 def test_an_unknown_trainer_takes_everything_but_a_loss(own_trainers, capsys, group):
     words = [
@@ -363,6 +363,7 @@ def test_a_fault_is_found_before_anything_loads(capsys, words, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_without_a_loss_has_the_key_that_it_had():
     assert not {"loss", "weight"} & set(compose([]).cfg)
     assert not {"loss", "weight"} & set(compose(["loss=none", "weight=none"]).cfg)

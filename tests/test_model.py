@@ -72,6 +72,7 @@ def save_neox(folder: Path, *words: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_padding_ends_no_text_where_the_vocabulary_has_a_candidate(tmp_path):
     folder = save_neox(tmp_path, "<|padding|>", "<pad>")
     before = len(AutoTokenizer.from_pretrained(folder))
@@ -87,6 +88,7 @@ def test_padding_with_the_end_token_is_the_last_choice_and_is_logged(tmp_path, c
     assert "no other candidate" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_can_pad_is_left_as_it_is(qwen):
     tokenizer = load_tokenizer(str(qwen))
     loaded = AutoTokenizer.from_pretrained(qwen)
@@ -94,6 +96,7 @@ def test_a_tokenizer_that_can_pad_is_left_as_it_is(qwen):
         assert getattr(tokenizer, name) == getattr(loaded, name)
 
 
+@pytest.mark.slow
 def test_an_end_token_is_chosen_from_the_vocabulary_only(qwen):
     chosen = load_tokenizer(str(qwen), pad_token="<|im_start|>", eos_token="<|endoftext|>")
     assert (chosen.pad_token, chosen.eos_token) == ("<|im_start|>", "<|endoftext|>")
@@ -102,6 +105,7 @@ def test_an_end_token_is_chosen_from_the_vocabulary_only(qwen):
     assert caught.value.faults[0].where == "model.tokenizer.eos_token"
 
 
+@pytest.mark.slow
 def test_a_token_that_only_the_config_adds_is_of_the_vocabulary(qwen):
     config = json.loads((qwen / "tokenizer_config.json").read_text())
     config.setdefault("added_tokens_decoder", {})["200001"] = {
@@ -170,6 +174,7 @@ def test_plain_reads_as_words(folder):
     assert text == f"System:\nBe brief.\n\nUser:\nWhat did Anna see?\n\nAssistant:\nA dog.{end}\n\n"
 
 
+@pytest.mark.slow
 def test_chats_need_a_template_and_the_cure_is_named(tmp_path):
     tokenizer = load_tokenizer(str(save_neox(tmp_path)))
     check_template(tokenizer, chats=False)
@@ -179,6 +184,7 @@ def test_chats_need_a_template_and_the_cure_is_named(tmp_path):
     check_template(load_tokenizer(str(tmp_path), chat_template="plain"), chats=True)
 
 
+@pytest.mark.slow
 def test_replacing_a_template_is_logged_and_keeping_it_is_not(qwen, caplog):
     load_tokenizer(str(qwen))
     assert "replaced" not in caplog.text
@@ -187,7 +193,7 @@ def test_replacing_a_template_is_logged_and_keeping_it_is_not(qwen, caplog):
     assert replaced.chat_template == read_template("plain")
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "finding"),
     [
@@ -217,6 +223,7 @@ def test_an_unknown_template_names_those_that_ship(qwen):
 # --- Model --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_weights_come_in_whole_and_in_float32(folder):
     model = load(folder)
     loaded = AutoModelForCausalLM.from_pretrained(folder)
@@ -226,6 +233,7 @@ def test_weights_come_in_whole_and_in_float32(folder):
     assert next(load(folder, dtype="bfloat16").parameters()).dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_model_and_tokenizer_agree_so_that_trainers_have_nothing_to_align(folder, caplog):
     tokenizer = load_tokenizer(str(folder))
     for model in (load(folder), load(folder, head="score"), load(folder, dtype="auto")):
@@ -234,6 +242,7 @@ def test_model_and_tokenizer_agree_so_that_trainers_have_nothing_to_align(folder
     assert "Updated tokens" not in caplog.text
 
 
+@pytest.mark.slow
 def test_further_end_tokens_of_the_model_stay(qwen):
     edit_json(qwen / "generation_config.json", eos_token_id=[1, 0])
     model = load(qwen)
@@ -241,6 +250,7 @@ def test_further_end_tokens_of_the_model_stay(qwen):
     assert model.generation_config.eos_token_id == [end, 1, 0]
 
 
+@pytest.mark.slow
 def test_a_template_whose_end_mark_stops_nothing_is_reported(qwen, caplog):
     tokenizer = load_tokenizer(str(qwen), eos_token="<|endoftext|>")
     model = AutoModelForCausalLM.from_pretrained(qwen)
@@ -263,6 +273,7 @@ def test_a_score_does_not_depend_on_padding(folder):
     torch.testing.assert_close(together, torch.stack(alone))
 
 
+@pytest.mark.slow
 def test_a_new_score_head_depends_on_the_seed_alone(folder):
     torch.manual_seed(1)
     state = torch.get_rng_state()
@@ -311,7 +322,7 @@ def pickle_weights(folder: Path) -> None:
 CONFIG_DAMAGES = (damage_json, remove_config, damage_architecture, bring_code)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "where", "finding", "fix"),
     [
@@ -338,6 +349,7 @@ def test_a_damaged_folder_is_refused_with_its_cause_and_cure(qwen, damage, where
     assert faults == caught.value.faults if damage in CONFIG_DAMAGES else len(faults) == 1
 
 
+@pytest.mark.slow
 def test_pickled_weights_load_when_asked_for(qwen):
     loaded = load(qwen)
     pickle_weights(qwen)
@@ -386,6 +398,7 @@ def test_a_missing_library_is_the_environments_fault(folder, monkeypatch):
     assert fix_of(caught) == "pip install 'bitsandbytes>=0.50'  (the extra quant)"
 
 
+@pytest.mark.slow
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(qwen):
     tokenizer = load_tokenizer(str(qwen))
     tokenizer.add_tokens([f"<{number}>" for number in range(64)])
@@ -393,6 +406,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(qwen):
         load_model(str(qwen), tokenizer=tokenizer)
 
 
+@pytest.mark.slow
 def test_special_tokens_beyond_the_model_are_allowed_if_nothing_writes_them(qwen, tmp_path):
     tokenizer = load_tokenizer(str(qwen))
     tokenizer.add_tokens([f"<image{number}>" for number in range(64)], special_tokens=True)
@@ -426,7 +440,7 @@ def lora(**how) -> peft.LoraConfig:
     return peft.LoraConfig(r=4, target_modules="all-linear", **{"task_type": "CAUSAL_LM"} | how)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_an_adapter_comes_on_its_base_and_can_be_trained_further(folder, tmp_path):
     save_adapter(folder, tmp_path, lora())
     tokenizer = load_tokenizer(str(tmp_path))  # the base's, as the adapter brings none
@@ -492,7 +506,7 @@ def test_keys_that_an_architecture_lacks_are_named_all_at_once():
         new_model(tiny_tokenizer(), model_type="qwen99")
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "finding"),
     [("bert", "after the current"), ("roberta", "after the current"), ("xlm", "after the current"),

@@ -60,6 +60,7 @@ def of_tokenizer(**how):
 # --- New tokens ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
 def test_new_tokens_get_rows_near_the_mean_and_the_same_ones_again(kind, tmp_path):
     sizes = {
@@ -112,6 +113,7 @@ def test_a_misspelt_token_is_not_added_as_a_new_one():
         load_tokenizer(TINY, add_tokens=["日本", "a b", "é"])
 
 
+@pytest.mark.slow
 def test_an_adapter_trains_the_rows_of_new_tokens_or_is_refused():
     tokenizer = load_tokenizer(TINY, add_tokens=NEW, pad_token="[PAD]")
     lora = {"_target_": "peft.LoraConfig", "r": 2, "target_modules": "all-linear"}
@@ -179,6 +181,7 @@ def test_a_new_model_has_its_keys_in_itself():
     assert fault.fix == "model.<key>=<value>"
 
 
+@pytest.mark.slow
 def test_checks_and_the_loaded_model_have_the_overridden_config():
     (fault,) = of_model(config={"max_position_embeddings": 64})
     assert fault.where == "trainer.args.max_length"
@@ -198,6 +201,7 @@ def test_checks_and_the_loaded_model_have_the_overridden_config():
         load(config={"rope_parameters": {"rope_type": "yarn"}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "where"),
     [
@@ -213,6 +217,7 @@ def test_combinations_that_conflict_with_a_config_are_refused(words, where):
     assert where in [fault.where for fault in faults_of(["trainer=sft", *words])]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("kernels") is not None, reason="the library is there")
 def test_a_kernel_of_the_hub_needs_a_library(capsys):
     assert main(["model.attention=kernels-community/flash-attn2", "--dry-run"]) == 5
@@ -222,6 +227,7 @@ def test_a_kernel_of_the_hub_needs_a_library(capsys):
 # --- Templates of families ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_template_has_the_name_of_its_family_and_trl_finds_the_one_for_training():
     tokenizer = load_tokenizer(TINY, chat_template="qwen3")
     assert (
@@ -238,6 +244,7 @@ def test_a_template_has_the_name_of_its_family_and_trl_finds_the_one_for_trainin
     assert set(family_files()) <= set(re.findall(r"\w+", readme))
 
 
+@pytest.mark.slow
 def test_marks_that_the_tokenizer_lacks_are_named_and_may_be_added():
     for load_or_check in (
         lambda **how: load_tokenizer(TINY, **how),
@@ -281,6 +288,7 @@ def experts(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_weight_that_no_expert_has_is_not_passed_over(experts):
     how = {"_target_": "peft.LoraConfig", "r": 2, "target_modules": ["q_proj"]}
     model, config = build_tuner(
@@ -363,6 +371,7 @@ def test_an_adapter_with_new_tokens_loads_elsewhere_and_is_the_next_reference(
     assert train("trainer=dpo", rows, f"model={folder}", *QUICK, name="dpo").code == 0
 
 
+@pytest.mark.slow
 def test_a_reference_that_the_trainer_loads_has_the_rows_and_the_config_of_the_policy(train, rows):
     words = [
         "model.config.max_position_embeddings=2048",

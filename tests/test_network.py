@@ -46,6 +46,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_hub_that_never_answers_is_waited_for_in_one_line(address, here, monkeypatch, capsys):
     monkeypatch.setattr(hub, "MAX_SECONDS", 0.2)
     monkeypatch.setattr(hub, "QUIET_SECONDS", 0.01)
@@ -74,6 +75,7 @@ def test_an_absent_hub_is_reported_at_once(here, monkeypatch, capsys):
     assert not (here / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_wait_at_once(address, here, monkeypatch):
     """The wait would take half an hour; the signal comes with the line about it."""
     monkeypatch.setattr(hub, "MAX_SECONDS", 1800)

@@ -157,6 +157,7 @@ def test_state_of_an_optimizer_beyond_tensors_is_restored(tmp_path, monkeypatch)
     assert torch.equal(read.ortho_matrix, torch.ones(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

@@ -92,7 +92,7 @@ def test_a_model_that_raises_is_left_unchanged(monkeypatch):
 
 
 @pytest.mark.grid(1)
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [{}, {"peft_config": lora()}, {"critic": "head"}])
 def test_the_update_is_that_of_padded_rows(tmp_path, case):
     updates = []
@@ -110,6 +110,7 @@ def test_the_update_is_that_of_padded_rows(tmp_path, case):
     assert farthest(*updates) < 1e-4
 
 
+@pytest.mark.slow
 def test_saved_models_do_not_depend_on_it(tmp_path):
     trainer = letter_trainer(tmp_path)
     trainer.train()

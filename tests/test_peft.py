@@ -396,7 +396,7 @@ def test_a_reference_is_a_frozen_copy(folder):
     assert torch.equal(answer(reference, folder), answer(load(folder), folder))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sft", "dpo", "grpo"])
 def test_an_adapter_is_put_on_once(kind, folder):
     model, config, _ = load_adapter_weights("lora", folder)
@@ -422,6 +422,7 @@ def test_the_copy_that_a_trainer_keeps_as_reference_is_not_written(folder, tmp_p
     torch.testing.assert_close(answer(back, folder), answer(trainer.model, folder))
 
 
+@pytest.mark.slow
 def test_a_saved_adapter_names_its_base_and_memory_is_unchanged(folder, tmp_path):
     model, config, _ = load_adapter_weights("lora", folder)
     trainer, _ = take_step("sft", model, folder, config)
@@ -455,6 +456,7 @@ def faults_of(model, config) -> list[tuple[str, str]]:
     return [(fault.where, fault.fix) for fault in caught.value.faults]
 
 
+@pytest.mark.slow
 def test_adapters_that_cannot_work_are_refused_before_a_trainer_is_built(folder, tmp_path):
     def config(**how):
         return peft.LoraConfig(task_type="CAUSAL_LM", **how)
@@ -476,6 +478,7 @@ def test_adapters_that_cannot_work_are_refused_before_a_trainer_is_built(folder,
     )
 
 
+@pytest.mark.slow
 def test_quantised_weights_need_an_adapter_that_leaves_them_alone(folder):
     _, quantization = read_option("qlora")
     model = load(folder, quantization_config=quantization)
@@ -490,7 +493,7 @@ def test_quantised_weights_need_an_adapter_that_leaves_them_alone(folder):
 
 
 @pytest.mark.grid(2)
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", ["4bit", "8bit"])
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
 def test_gradients_are_the_same_after_an_evaluation(bits, architecture, folders):
@@ -547,6 +550,7 @@ def test_only_the_chosen_weights_change(architecture, layers, also, folders):
     assert changed == {name for name in before if name.startswith(tuple(chosen))}
 
 
+@pytest.mark.slow
 def test_a_score_head_is_trained_with_the_last_layer(folder):
     model = train_last_layers(load(folder, head="score"), layers=1, also=["head"])
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
@@ -554,6 +558,7 @@ def test_a_score_head_is_trained_with_the_last_layer(folder):
     assert "model.embed_tokens.weight" not in trained
 
 
+@pytest.mark.slow
 def test_missing_layers_and_other_slips_are_named_at_once(folder, tmp_path):
     def faults(model, **how) -> list[str]:
         with pytest.raises(ConfigError) as caught:

@@ -118,6 +118,7 @@ def test_kl_estimates_worked_by_hand():
     assert kl_estimate(logprobs, reference, "k3")[0].tolist() == pytest.approx(third[0], abs=1e-12)
 
 
+@pytest.mark.slow
 def test_kl_estimates_have_schulmans_bias_and_spread():
     samples = torch.randn(
         2_000_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64
@@ -231,6 +232,7 @@ def test_tokens_count_as_clipped_as_in_trl(tmp_path):
     assert [rollout.sums["clipped"], rollout.sums["value_clipped"]] == [clipped, value_clipped]
 
 
+@pytest.mark.slow
 def test_no_figure_shares_a_name_with_a_different_one_of_trl(tmp_path):
     """TRL's entropy is that of the whole distribution, its variance that of the means of micro-
     batches.
@@ -254,7 +256,7 @@ FIRST = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "twice"),
     [(case, False) for case in ("full", "adapter", "generate")]
@@ -287,6 +289,7 @@ def test_at_first_the_policy_is_its_reference_and_every_ratio_one(tmp_path, case
     assert logs_of(trainer)[0]["policy/approxkl_avg"] < 1e-10
 
 
+@pytest.mark.slow
 def test_an_adapter_that_the_model_came_with_is_the_reference(tmp_path):
     model = get_peft_model(letter_model(), lora(init_lora_weights=False))
     trainer = letter_trainer(tmp_path, model=model, max_steps=3)
@@ -296,7 +299,7 @@ def test_an_adapter_that_the_model_came_with_is_the_reference(tmp_path):
     assert abs(last) > 1e-2
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["full", "adapter"])
 def test_without_kl_there_is_no_reference(tmp_path, case):
     trainer = letter_trainer(tmp_path, kl_coef=0.0, max_steps=1, **FIRST[case])
@@ -370,6 +373,7 @@ def test_the_end_token_is_learned_where_it_also_pads(tmp_path):
     assert logged[-1] > 28
 
 
+@pytest.mark.slow
 def test_every_declared_end_token_ends_a_completion(tmp_path):
     def stops(**asked):
         model = letter_model()
@@ -382,7 +386,7 @@ def test_every_declared_end_token_ends_a_completion(tmp_path):
     assert stops(stop_token=None, stop_token_id=5) == (5,)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked", [{}, {"stop_token_id": 3}, {"stop_token": None, "stop_token_id": 3}]
 )
@@ -414,6 +418,7 @@ def test_without_a_stop_token_every_completion_is_full(tmp_path):
     assert any(END in sequence for sequence in rollout.sequences)
 
 
+@pytest.mark.slow
 def test_prompts_may_be_chats_with_tools_as_text(tmp_path):
     tokenizer = letter_tokenizer()
     tokenizer.chat_template = (
@@ -566,7 +571,7 @@ def test_scores_that_are_all_the_same_stay_finite_numbers(tmp_path):
     assert rollout.returns_BR.max() < 100
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "change"), [(1e9, 1 - 0.2 * 8 / 100), (1e-9, 1 + 0.2 * 8 / 100)]
 )
@@ -587,7 +592,7 @@ def test_the_kl_coefficient_moves_towards_its_target(tmp_path, target, change):
 # --- The step -----------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("average", "budget"), [("token", 1), ("sequence", 40), slow("token", 512)]
 )
@@ -666,7 +671,7 @@ def test_activation_checkpointing_is_honoured_and_changes_nothing(tmp_path, case
     assert farthest(plain, weights(trainer)) < 1e-5
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("bf16", [False, True])
 def test_no_kernel_is_compiled_for_each_shape_in_float32(tmp_path, capfd, bf16):
     compiled_kernels = []
@@ -724,7 +729,7 @@ def test_values_and_scores_are_not_rounded_under_bf16(tmp_path, critic):
     assert rollout.logprobs_BR.dtype == torch.float32
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("critic", ["adapter", "model"])
 def test_frozen_weights_in_the_type_of_autocast_give_the_same_bits(tmp_path, critic):
     results = []
@@ -823,6 +828,7 @@ def test_each_epoch_has_every_row_once(tmp_path):
     assert minibatches[:4] != minibatches[4:8]
 
 
+@pytest.mark.slow
 def test_each_update_draws_with_random_numbers_of_its_own(tmp_path):
     rows = Dataset.from_dict({"prompt": [letter_rows()[0]["prompt"]] * 8})
     draws = []
@@ -837,6 +843,7 @@ def test_each_update_draws_with_random_numbers_of_its_own(tmp_path):
     assert len(set(draws[0])) > 1
 
 
+@pytest.mark.slow
 def test_total_episodes_count_prompts(tmp_path):
     trainer = letter_trainer(tmp_path, total_episodes=20, max_steps=-1)
     trainer.train()
@@ -870,6 +877,7 @@ def each_step(call):
     return Each()
 
 
+@pytest.mark.slow
 def test_a_value_warm_up_leaves_the_policy_alone_under_a_head(tmp_path):
     trainer = letter_trainer(
         tmp_path, value_warmup_steps=1, max_steps=1, critic="head", weight_decay=0.1
@@ -882,6 +890,7 @@ def test_a_value_warm_up_leaves_the_policy_alone_under_a_head(tmp_path):
             assert torch.equal(start[name], after[name])
 
 
+@pytest.mark.slow
 def test_an_adapter_critic_learns_and_leaves_the_base_alone(tmp_path):
     trainer = letter_trainer(tmp_path, peft_config=lora(), max_steps=3)
     base = {
@@ -922,6 +931,7 @@ def watch_gradients(trainer, gradients):
     )
 
 
+@pytest.mark.slow
 def test_the_critic_begins_as_the_reward_model_that_reads_its_tokens(tmp_path):
     judge = letter_model(labels=1, seed=7)
     critic = letter_trainer(
@@ -938,6 +948,7 @@ def test_the_critic_begins_as_the_reward_model_that_reads_its_tokens(tmp_path):
         assert weight.requires_grad
 
 
+@pytest.mark.slow
 def test_initial_adapters_depend_on_the_seed_alone(tmp_path):
     started = []
     for state in (1, 2):
@@ -993,6 +1004,7 @@ def test_all_arguments_that_cannot_work_are_named_at_once(tmp_path):
     assert len(error.value.faults) == 3
 
 
+@pytest.mark.slow
 def test_a_tokenizer_and_model_without_an_end_are_refused(tmp_path):
     tokenizer = letter_tokenizer()
     model = letter_model()
@@ -1019,6 +1031,7 @@ def test_rows_that_cannot_work_are_refused_before_training(tmp_path, rows, words
         letter_trainer(tmp_path, rows=Dataset.from_dict(rows), reward_funcs=zero)
 
 
+@pytest.mark.slow
 def test_the_longest_prompt_that_fits_is_trained_on(tmp_path):
     rows = Dataset.from_dict({"prompt": ["a"] * 7 + ["a" * 58]})
     model = letter_model("gpt2")  # which fails behind its last position

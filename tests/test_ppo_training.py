@@ -162,6 +162,7 @@ def test_dynamic_sampling_resumes_to_the_same_bits(tmp_path):
     assert farthest(weights(uninterrupted), weights(resumed)) == 0
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoint_is_found(tmp_path):
     asked = {
         "save_strategy": "steps",
@@ -193,6 +194,7 @@ def test_the_stock_checkpoint_is_what_the_module_takes(tmp_path):
 # --- Evaluation, best checkpoint, callbacks -----------------------------------------------------
 
 
+@pytest.mark.slow
 def test_held_out_prompts_are_scored_one_and_all_with_the_same_noise(tmp_path):
     trainer = build(
         tmp_path, eval_dataset=letter_rows(7), per_device_eval_batch_size=3, missing_eos_penalty=1.0
@@ -220,6 +222,7 @@ def test_held_out_prompts_are_scored_one_and_all_with_the_same_noise(tmp_path):
     assert trainer.running.count == 0
 
 
+@pytest.mark.slow
 def test_held_out_prompts_need_no_log_probabilities_without_a_distance(tmp_path, monkeypatch):
     def evaluate(kl_coef):
         trainer = build(
@@ -269,7 +272,7 @@ def test_samples_do_not_replace_those_of_an_evaluation(tmp_path):
     assert counts == {(0, "samples"): 2, (1, "samples"): 2, (1, "eval"): 8, (2, "eval"): 8}
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("times", "steps"), [(0, []), (1, [0]), (3, [0, 3, 5]), (5, [0, 2, 3, 5, 6]), (9, [*range(7)])]
 )
@@ -291,6 +294,7 @@ def test_samples_are_written_so_many_times_evenly_spread(tmp_path, times, steps)
     assert [json.loads(line)["step"] for line in lines] == steps
 
 
+@pytest.mark.slow
 def test_every_held_out_set_is_in_the_table(tmp_path):
     held = {"one": letter_rows(3), "two": letter_rows(2)}
     trainer = build(tmp_path, eval_dataset=held)
@@ -348,6 +352,7 @@ def test_the_best_checkpoint_comes_back_and_callbacks_see_every_event(tmp_path):
     assert events.seen[:16] == ["step", "log", "other log", "evaluate", "save"] * 3 + ["step"]
 
 
+@pytest.mark.slow
 def test_training_stops_early_where_the_metric_does_not_rise(tmp_path):
     def constant(prompts, **_):
         return [1.0] * len(prompts)
@@ -366,7 +371,7 @@ def test_training_stops_early_where_the_metric_does_not_rise(tmp_path):
 # --- Saves load elsewhere -----------------------------------------------------------------------
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
 def test_a_policy_and_its_critic_load_elsewhere(tmp_path, kind):
     trainer = build(tmp_path, kind, save_strategy="steps", save_steps=2, num_ppo_epochs=1)
@@ -396,6 +401,7 @@ def test_an_adapter_loads_elsewhere(tmp_path):
     assert (tmp_path / "model" / "value_model" / "value_head.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_an_adapter_of_any_name_loads_elsewhere(tmp_path):
     model = get_peft_model(letter_model(), lora(init_lora_weights=False), adapter_name="mine")
     trainer = letter_trainer(tmp_path, model=model, max_steps=1, num_ppo_epochs=1)
@@ -570,6 +576,7 @@ def test_the_critic_comes_to_explain_the_returns(tmp_path):
     assert explained[-1] > 0.8
 
 
+@pytest.mark.slow
 def test_the_tokenizer_needs_no_pad_token(tmp_path):
     trainer = build(
         tmp_path,

@@ -180,6 +180,7 @@ def test_a_learnt_prompt_precedes_the_text(tiny):
     assert completion.token_ids == expected[0, ids.shape[1] :].tolist()
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_out_of_memory_is_halved(tiny):
     model = AutoModelForCausalLM.from_pretrained(TINY).eval()
     how = Sampling(6)
@@ -290,6 +291,7 @@ def test_a_file_of_another_origin_is_left_alone(predict, tmp_path):
     assert (tmp_path / "mine.jsonl").read_text() == "mine\n"
 
 
+@pytest.mark.slow
 def test_greedy_answers_to_one_prompt_are_the_same(predict, tmp_path):
     predict(*TOY[:3], "n=3", "temperature=0", "to=out.jsonl")
     rows = rows_of(tmp_path / "out.jsonl")
@@ -298,6 +300,7 @@ def test_greedy_answers_to_one_prompt_are_the_same(predict, tmp_path):
         assert len({row["completion"] for row in rows[n : n + 3]}) == 1
 
 
+@pytest.mark.slow
 def test_a_file_of_texts_is_continued_as_text(predict, tmp_path, tiny):
     texts = ["1 2 3", "The food"]
     (tmp_path / "rows.jsonl").write_text(
@@ -316,6 +319,7 @@ def test_a_file_of_texts_is_continued_as_text(predict, tmp_path, tiny):
         )
 
 
+@pytest.mark.slow
 def test_a_changed_file_is_another_prediction(predict, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1 2"}\n')
@@ -328,6 +332,7 @@ def test_a_changed_file_is_another_prediction(predict, tmp_path):
     assert files == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_prompt_that_leaves_no_room_is_refused(predict, tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "1 " * 1100}) + "\n")
     assert "the 1024 that the model holds" in predict("model=tiny", "file=rows.jsonl", code=2).err
@@ -336,11 +341,13 @@ def test_a_prompt_that_leaves_no_room_is_refused(predict, tmp_path):
 # --- One prompt -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_prompt_prints_the_completion_alone(predict):
     streams = predict("model=tiny", f"prompt={SORT}3 1 2 4")
     assert streams.out == "1 2 3 4\n"
 
 
+@pytest.mark.slow
 def test_a_prompt_may_be_continued_as_text(predict, tiny):
     streams = predict("model=tiny", "prompt=1 2 3", "as=text", "max_new_tokens=3")
     model, tokenizer = tiny
@@ -365,6 +372,7 @@ def test_all_wrong_words_are_reported_at_once(predict):
     assert "a key of training" in streams
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -411,6 +419,7 @@ def lay_checkpoint(run: Run, step: int, best: int | None = None, sealed: bool = 
     return folder
 
 
+@pytest.mark.slow
 def test_the_weights_that_are_meant(laid):
     with pytest.raises(FolderError, match="checkpoint=start"):
         find_weights(laid, None)
@@ -451,6 +460,7 @@ def test_weights_that_only_their_trainer_reads_are_refused(predict, laid):
     assert "checkpoint=model" in predict(str(laid), "prompt=x", code=FolderError.code).err
 
 
+@pytest.mark.slow
 def test_a_run_answers_from_its_frozen_configuration(predict, laid):
     predict(
         "laid",
@@ -530,6 +540,7 @@ class TellAgain(Tell):
 """
 
 
+@pytest.mark.slow
 def test_callbacks_hear_of_a_prediction_and_logits_are_written(predict, tmp_path, monkeypatch):
     (tmp_path / "my_callbacks.py").write_text(CALLBACKS)
     monkeypatch.chdir(tmp_path)

@@ -634,6 +634,7 @@ def test_nothing_of_the_page_runs_off_a_phone(tmp_path, width):
     assert int(match[1]) <= int(match[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "shown"), [("{}/file/page.html", "{}/file: File exists"), ("{}", "{}: Is a dir")]
 )

@@ -188,6 +188,7 @@ def test_a_command_refused_before_there_is_a_run_raises_its_error(tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_without_a_run_the_last_words_of_a_command_are_the_error(tmp_path, monkeypatch):
     monkeypatch.setattr(
         _python, "python_words", lambda _: [sys.executable, "-c", "import sys; sys.exit('killed')"]

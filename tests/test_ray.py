@@ -174,6 +174,7 @@ def test_an_end_in_silence_is_recorded_and_one_that_was_asked_for_is_not(cluster
     assert states["says"]["cause"] == "its own"
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("address", "typed", "is_asked"),
     [

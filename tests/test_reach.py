@@ -102,6 +102,7 @@ def preview(model, tmp_path, capsys):
 
 
 # --- Every template, every text -------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TALKS)
 def test_no_template_loses_a_text_without_a_word(name):
     """For each family, every text is rendered, or the row is refused, or the loss is reported."""
@@ -146,13 +147,14 @@ def test_the_habits_of_a_template_are_found():
 
 
 # --- By the command -------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_developer_turn_becomes_a_system_turn_if_the_template_has_no_other(preview):
     shown, _ = preview(TALKS["developer"], "qwen2_5")
     assert "<|im_start|>system↵\nsilver<|im_end|>↵" in shown
     assert "Alibaba" not in shown
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("turns", "template", "join"),
     [
@@ -172,6 +174,7 @@ def test_a_turn_that_a_template_drops_is_refused_and_the_fix_works(preview, turn
     assert "river?" in shown
 
 
+@pytest.mark.slow
 def test_the_training_refuses_as_the_preview_does_before_a_folder_is_made(preview, tmp_path):
     words = (f"output_root={tmp_path}/outputs", "trainer.args.max_steps=1")
     _, by_preview = preview(TALKS["system"], "gemma", code=2)
@@ -209,6 +212,7 @@ def test_turns_are_joined_with_the_question_behind_them():
     assert join_turns(weighed, "all") == weighed
 
 
+@pytest.mark.slow
 def test_thoughts_without_a_place_are_reported(preview):
     shown, notes = preview(TALKS["thought"], "qwen2_5")
     assert "silver" not in shown
@@ -227,6 +231,7 @@ def test_thoughts_are_written_by_choice_or_by_the_template(preview):
     assert "its own rule" in notes
 
 
+@pytest.mark.slow
 def test_a_call_in_the_form_of_the_wire_is_trained_as_one(preview):
     shown, _ = preview(TALKS["call"], "qwen2_5")
     assert '{"name": "weather", "arguments": {"city": "paris"}}' in shown
@@ -241,6 +246,7 @@ def test_a_call_in_the_form_of_the_wire_is_trained_as_one(preview):
     assert "22 degrees" in shown
 
 
+@pytest.mark.slow
 def test_text_without_a_place_in_the_template_is_refused(preview):
     _, notes = preview(TALKS["words beside a call"], "llama3_1", code=2)
     assert "leaves out what the assistant says" in notes
@@ -258,6 +264,7 @@ def test_text_without_a_place_is_allowed_by_choice(preview):
     preview(TALKS["system"], "phi3", "dataset.without=[tools]", tools=tools)
 
 
+@pytest.mark.slow
 def test_unread_columns_are_named(preview):
     turns = [user("river?", name="Ann", id=3), bot("paper", train=False)]
     _, notes = preview(
@@ -267,6 +274,7 @@ def test_unread_columns_are_named(preview):
     assert "not used by the chat template: chat_template_kwargs.enable_thinking, name" in notes
 
 
+@pytest.mark.slow
 def test_a_column_is_named_once_and_rows_that_steps_make_are_read_beyond_the_first(
     preview, tmp_path, monkeypatch
 ):
@@ -299,7 +307,7 @@ def test_a_weight_rule_without_a_match_is_reported(preview):
 WEIGHED = [user("river?"), bot("paper", weight=0), user("stone?"), bot("copper", weight=1)]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [(), ("trainer.args.assistant_only_loss=true",), ("weight=message",)]
 )
@@ -308,6 +316,7 @@ def test_weights_of_turns_count_without_a_rule(preview, words):
     assert "row 1: 5 of 95 tokens trained" in shown  # copper and its end
 
 
+@pytest.mark.slow
 def test_a_trainer_that_weighs_no_tokens_says_so(preview):
     pair = {
         "prompt": [user("river?")],
@@ -321,6 +330,7 @@ def test_a_trainer_that_weighs_no_tokens_says_so(preview):
     assert "not used: the weights of turns" in notes
 
 
+@pytest.mark.slow
 def test_a_template_without_marks_is_sent_to_weights(preview):
     _, notes = preview(
         TALKS["twice"][1:3], ALTERNATING, "trainer.args.assistant_only_loss=true", code=2
@@ -335,6 +345,7 @@ def test_a_template_without_marks_is_sent_to_weights(preview):
     assert "weights 1 and 2" in shown
 
 
+@pytest.mark.slow
 def test_the_turns_before_a_question_are_asked_with_it(preview):
     row = {"instruction": "river", "input": "", "output": "stone", "history": [["paper", "copper"]]}
     shown, _ = preview(None, "qwen2_5", **row)
@@ -365,6 +376,7 @@ def test_a_column_named_like_an_answer_is_reported(preview):
     assert "names" not in notes
 
 
+@pytest.mark.slow
 def test_a_system_prompt_that_cannot_open_a_conversation_is_reported(preview):
     system_first = [system("gold"), *TALKS["twice"][1:3]]
     shown, notes = preview(system_first, "qwen2_5", system="silver")
@@ -387,20 +399,21 @@ def test_a_prompt_that_does_not_open_its_pair_is_reported(preview):
 TOOL = json.dumps({"type": "function", "function": {"name": "weather", "parameters": {}}})
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("tools", [[TOOL], f"[{TOOL}]", TOOL])
 def test_tools_are_read_from_json(preview, tools):
     shown, _ = preview(TALKS["system"], "qwen2_5", tools=tools)
     assert '{"type": "function", "function": {"name": "weather"' in shown
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("tools", ["[]", "", None])
 def test_no_tools_are_none(preview, tools):
     shown, _ = preview(TALKS["system"], "qwen2_5", tools=tools)
     assert "# Tools" not in shown
 
 
+@pytest.mark.slow
 def test_tools_that_are_no_json_are_refused(preview):
     _, notes = preview(TALKS["system"], "qwen2_5", code=2, tools="hammer")
     assert "found     str 'hammer'" in notes

@@ -71,6 +71,7 @@ def to_completions(tokenizer, *, ended: bool) -> list[Completion]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ended", [True, False])
 def test_ppo_and_trl_trainers_score_a_text_as_if_alone(folder, ended):
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -91,6 +92,7 @@ def test_ppo_and_trl_trainers_score_a_text_as_if_alone(folder, ended):
     assert as_trl.tracker.earned == {"model": expected}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_evaluate_and_classifiers_score_a_text_as_if_alone(folder, batch_size):
     tokenizer = load_tokenizer(str(folder))

@@ -128,6 +128,7 @@ class OwnConfig(trl.DPOConfig):
 """
 
 
+@pytest.mark.slow
 def test_a_constructor_of_the_users_own_may_mend_what_trl_refuses(tmp_path, monkeypatch):
     (tmp_path / "mending.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
@@ -180,6 +181,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("words", "fix"), REFUSED, ids=[words for words, _ in REFUSED])
 def test_trl_refuses_before_torch_is_imported_and_the_fix_works(words, fix, capsys):
     assert main([*words.split(), "--dry-run"]) == 2

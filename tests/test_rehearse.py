@@ -145,6 +145,7 @@ def test_a_stage_does_not_start_after_a_failed_one(play, capsys):
     assert results[0].run.status()["cause"].startswith("the process was killed by SIGKILL")
 
 
+@pytest.mark.slow
 def test_a_part_writes_into_its_log_and_its_death_is_an_exit_code(tmp_path):
     def part():
         print("hello")
@@ -154,6 +155,7 @@ def test_a_part_writes_into_its_log_and_its_death_is_an_exit_code(tmp_path):
     assert (tmp_path / "log.txt").read_text() == "hello\n"
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_part_that_is_played(tmp_path):
     def part():
         (tmp_path / "pid").write_text(str(os.getpid()))

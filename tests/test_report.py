@@ -42,6 +42,7 @@ def test_nothing_logged_draws_nothing(tmp_path):
     assert not (tmp_path / "plots").exists()
 
 
+@pytest.mark.slow
 def test_the_curves_of_ppo_are_drawn_too(tmp_path):
     path = tmp_path / "metrics.jsonl"
     logged = ("objective/scores", "objective/kl", "policy/sampled_entropy_avg", "loss/value_avg")
@@ -64,6 +65,7 @@ def test_names_in_signs_of_mathematics_and_in_another_script_are_drawn_as_they_a
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_run_differs_from_the_options_that_it_chose_in_what_was_typed(tmp_path):
     words = ["trainer=dpo", "dataset=toy_sort", "kl_coef=0.3", "trainer.args.max_steps=5", "name=x"]
     folder = lay_run(tmp_path / "x" / "run", words=words)
@@ -80,6 +82,7 @@ def test_a_run_differs_from_the_options_that_it_chose_in_what_was_typed(tmp_path
     assert f"repeat    python -m runner {' '.join(words)}" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -183,6 +186,7 @@ def test_long_curves_are_averaged_not_cut():
     assert curve.steps[0] == 4.5
 
 
+@pytest.mark.slow
 def test_a_stranger_s_run_cannot_write_a_line_of_its_own_into_what_is_printed(
     tmp_path, monkeypatch, capsys
 ):

@@ -129,6 +129,7 @@ SAME = [
 ]
 
 
+@pytest.mark.quick(14)
 @pytest.mark.parametrize(("first", "second", "same"), SAME)
 def test_answers_are_the_same_as_mathematics(first, second, same):
     assert math.is_same_answer(first, second) is math.is_same_answer(second, first) is same
@@ -140,6 +141,7 @@ def test_without_math_verify_a_boxed_answer_says_what_to_install(monkeypatch):
         math.boxed_answer(["x"], reference=["x"])
 
 
+@pytest.mark.slow
 def test_a_missing_library_of_a_reward_or_metric_is_found_before_the_start(monkeypatch):
     composed = compose(["trainer=grpo", "reward=boxed_answer", "metric=translation"])
     monkeypatch.setattr("runner.validate.libraries.find_spec", lambda name: None)
@@ -187,6 +189,7 @@ def test_a_reward_model_scores_as_when_it_was_saved_and_is_frozen(tmp_path):
     assert loaded.config._name_or_path == str(tmp_path)  # where the trainer looks for the tokenizer
 
 
+@pytest.mark.slow
 def test_an_adapter_is_merged_and_keeps_its_own_name(tmp_path):
     _, tokenizer = classifier(tmp_path / "base")
     base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base")
@@ -246,7 +249,7 @@ def test_a_classifier_reads_a_chat_by_its_template_whether_the_answer_is_a_turn_
     assert join_texts(tokenizer, "Hi ", "Ho") == "Hi Ho"
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("loader", ["Classifier", "load_reward_model"])
 def test_a_template_of_a_reward_model_that_grows_is_refused(tmp_path, loader):
     classifier(tmp_path)

@@ -110,6 +110,7 @@ def play(agent: Agent, rows=ROWS, how=HOW, numbers=None, **options):
     return agent.play(flat_model(), caller(), rows, how, noise, **options)
 
 
+@pytest.mark.slow
 def test_tools_answer_between_the_turns_and_an_episode_depends_on_its_own_noise_alone():
     episodes = play(Agent([look]), ROWS * 3)
     assert max(episode.counts[1] for episode in episodes) > 1
@@ -305,6 +306,7 @@ def test_ppo_learns_from_the_tokens_of_the_policy_alone(tmp_path, monkeypatch):
     assert len(rollout.positions[row]) == sum(completion.own) < len(completion.token_ids)
 
 
+@pytest.mark.slow
 def test_a_rollout_of_the_users_is_learnt_from_as_ours_is(tmp_path):
     def again(prompts, trainer):
         rows = [{"prompt": prompt} for prompt in prompts]
@@ -365,6 +367,7 @@ def test_a_rollout_of_the_users_with_other_lists_is_refused(tmp_path, broken):
         trainer.train()
 
 
+@pytest.mark.slow
 def test_an_environment_adds_to_the_rewards_and_tools_need_our_engines(tmp_path):
     parts = {"tools": None, "environment_factory": Room, "reward_funcs": None}
     trainer = tool_trainer(tmp_path, **parts)

@@ -114,6 +114,7 @@ def test_a_source_has_the_keys_of_the_dataset_but_for_its_own(folder):
     assert list(read_fingerprints(cfg)) == ["dataset.split.eval.path"]
 
 
+@pytest.mark.slow
 def test_sets_of_several_sources_have_any_name(folder):
     cfg = compose(["experiment=sets"], [folder / "conf"]).cfg
     train, held_out = main_rows(cfg, "preference")

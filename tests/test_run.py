@@ -191,6 +191,7 @@ with locked(run):
 """
 
 
+@pytest.mark.slow
 def test_a_held_folder_names_its_holder_and_a_killed_holder_needs_no_unlock(cfg):
     run = open_run(cfg, [])
     holder = subprocess.Popen(
@@ -248,6 +249,7 @@ def test_a_log_that_holds_something_else_is_refused(cfg, text, number):
         check_lines(run)
 
 
+@pytest.mark.slow
 def test_the_manifest_keeps_its_first_record(cfg):
     run = open_run(cfg, [])
     write_manifest(run, starts=1)
@@ -474,6 +476,7 @@ def test_a_disk_whose_locks_no_other_machine_sees_is_named(tmp_path, mount, find
     assert describe_lone_locks(Path("/home/me/outputs"), tmp_path / "mounts") == finding
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("place", ["first byte", "in the middle", "mark of UTF-16 before it"])
 @pytest.mark.parametrize("content", [[], ["--dry-run"], ["-m", "seed=0,1", "--dry-run"]])
 def test_a_config_that_is_no_utf_8_is_refused_by_its_name(tmp_path, capsys, place, content):

@@ -115,6 +115,7 @@ def test_a_scan_that_falls_draws_no_impossible_token(monkeypatch):
         assert sample_token(logits, noise_1, Sampling())[0].item() in (1, 6)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("asked", "chain"),
     [
@@ -433,6 +434,7 @@ class Elsewhere(VLLM):
         )
 
 
+@pytest.mark.slow
 def test_tokens_drawn_too_rarely_by_another_sampler_weigh_more_up_to_a_limit(tmp_path):
     norms = {}
     ratios = {}

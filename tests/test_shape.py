@@ -87,6 +87,7 @@ def imports(path: Path) -> set[str]:
     return rooms & set(LEVEL)
 
 
+@pytest.mark.slow
 def test_imports_point_down():
     upward = []
     for path in FILES:
@@ -115,6 +116,7 @@ def graph() -> dict[str, set[str]]:
     return imported
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other_in_a_circle():
     """Importing a module of a package runs its ``__init__`` first, which may import in turn."""
     loaded = {module: set(imported) for module, imported in graph().items()}
@@ -131,6 +133,7 @@ def test_every_file_belongs_to_a_room():
     assert {room_of(path) for path in FILES} == {*LEVEL, "__init__"}
 
 
+@pytest.mark.slow
 def test_the_command_line_is_light():
     """Each verb, too, except two files that only the worker imports."""
     verbs = [
@@ -460,6 +463,7 @@ DENSITIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("figure", DENSITIES, ids=lambda figure: figure.__name__)
 def test_the_code_is_not_dense(figure):
     value = figure()
@@ -467,6 +471,7 @@ def test_the_code_is_not_dense(figure):
     assert value <= DENSITIES[figure]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("figure", BUDGETS, ids=lambda figure: figure.__name__)
 def test_a_budget_holds(figure):
     measured = figure()
@@ -474,6 +479,7 @@ def test_a_budget_holds(figure):
     assert len(measured) <= BUDGETS[figure], "\n".join(map(str, measured[-200:]))
 
 
+@pytest.mark.slow
 def test_functions_are_small():
     lengths = sorted(node.end_lineno - node.lineno + 1 for _, node in nodes_of(FUNCTIONS))
     assert lengths[len(lengths) // 2] <= 12

@@ -54,6 +54,7 @@ def test_the_second_signal_is_not_waited_with():
     assert caught.value.code == 143
 
 
+@pytest.mark.slow
 def test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it(tmp_path, monkeypatch):
     """As under submitit, whose handler requeues the job and leaves.
 

@@ -52,6 +52,7 @@ def kinds(target: str) -> dict[str, str]:
 # --- what is installed ---
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_imported():
     code = """
         import sys

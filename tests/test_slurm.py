@@ -107,6 +107,7 @@ def states(name: str = "one") -> list[str]:
     return [run.state for run in runs_of(name)]
 
 
+@pytest.mark.slow
 def test_the_script_is_shown_as_it_would_be_submitted_without_slurm(
     tmp_path, monkeypatch, capsys, pytestconfig
 ):
@@ -142,6 +143,7 @@ def test_the_script_is_shown_as_it_would_be_submitted_without_slurm(
     subprocess.run(["/bin/bash", "-n"], input=shown, text=True, check=True)
 
 
+@pytest.mark.slow
 def test_a_run_is_submitted_once_and_its_command_shows_progress(cluster, capsys):
     cluster.mode("held")
     assert cluster() == 0
@@ -179,6 +181,7 @@ def test_a_run_is_submitted_once_and_its_command_shows_progress(cluster, capsys)
     assert len(cluster.calls) == 2
 
 
+@pytest.mark.slow
 def test_only_some_of_many_runs_are_listed_and_folders_are_quoted(cluster, capsys, monkeypatch):
     monkeypatch.setattr(queue, "MAX_LINES", 2)
     monkeypatch.setattr(cancel, "MAX_LINES", 2)
@@ -197,6 +200,7 @@ def test_only_some_of_many_runs_are_listed_and_folders_are_quoted(cluster, capsy
     assert not cluster.jobs
 
 
+@pytest.mark.slow
 def test_a_sweep_is_an_array_and_what_failed_is_submitted_again(cluster, capsys):
     Path("codes").write_text("2 0")
     assert cluster("-m", "seed=0,1,2", "launcher.jobs=2") == 0
@@ -234,6 +238,7 @@ def test_a_stage_waits_for_the_one_before_and_does_not_begin_where_that_has_fail
     assert states("three-ppo") == states("three-sft") == ["finished"] * 2
 
 
+@pytest.mark.slow
 def test_a_job_goes_back_into_the_queue_until_it_has_ended_but_no_more_often_than_it_may(cluster):
     Path("codes").write_text("143 140 143 0")
     assert cluster("launcher.max_requeues=1", "launcher.wait=true") == 143
@@ -244,6 +249,7 @@ def test_a_job_goes_back_into_the_queue_until_it_has_ended_but_no_more_often_tha
     assert len(cluster.calls) == 2
 
 
+@pytest.mark.slow
 def test_a_submission_that_ends_badly_is_looked_for_before_it_is_repeated(
     cluster, capsys, monkeypatch
 ):
@@ -273,6 +279,7 @@ def test_a_submission_that_ends_badly_is_looked_for_before_it_is_repeated(
     assert len(cluster.calls) == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_cuts_off_no_submission(cluster):
     cluster.mode("held waits")
     started = cluster.start(start_new_session=True)
@@ -311,6 +318,7 @@ def test_two_commands_and_one_that_is_killed_submit_nothing_twice(cluster, capsy
     assert "3_0 PENDING" in stdout
 
 
+@pytest.mark.slow
 def test_queued_and_running_jobs_can_be_cancelled(cluster, capsys):
     cluster.mode("held")
     assert cluster("-m", "seed=0,1") == 0
@@ -337,6 +345,7 @@ def test_queued_and_running_jobs_can_be_cancelled(cluster, capsys):
     assert cluster.jobs == ["3_0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
@@ -367,6 +376,7 @@ def test_impossible_submissions_are_refused(words, code, message, cluster, capsy
     assert "queued" not in states() if Path("outputs/one").exists() else True
 
 
+@pytest.mark.slow
 def test_a_link_in_place_of_our_folder_or_another_command_that_submits_is_not_overridden(
     cluster, capsys, monkeypatch
 ):
@@ -383,6 +393,7 @@ def test_a_link_in_place_of_our_folder_or_another_command_that_submits_is_not_ov
     assert not list(Path("elsewhere").iterdir())
 
 
+@pytest.mark.slow
 def test_lines_of_the_shell_in_a_file_need_a_launcher_that_was_typed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for folder in ("experiment", "launcher"):
@@ -403,6 +414,7 @@ def test_lines_of_the_shell_in_a_file_need_a_launcher_that_was_typed(tmp_path, m
     assert " touch there" in stdout
 
 
+@pytest.mark.slow
 def test_a_machine_without_slurm_says_so_at_once(cluster, capsys, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setenv("PATH", "/nowhere")

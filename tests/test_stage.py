@@ -332,6 +332,7 @@ def test_stages_that_cannot_work_are_refused(write, stages, where, message):
     assert message in f"{fault.expected} {fault.fix}"
 
 
+@pytest.mark.slow
 def test_stages_outside_of_an_experiment_are_not_overlooked(tmp_path):
     group = tmp_path / "callback"
     group.mkdir()
@@ -569,6 +570,7 @@ def test_a_stage_that_fails_ends_the_command_with_its_code(runner, chain, kind):
     assert done.stdout.count("start     judge" if kind else "run       outputs/chain-judge") == 1
 
 
+@pytest.mark.slow
 def test_a_stage_takes_rows_and_mappings_as_the_command_line_does(write, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "2"}\n')
     stage = ["trainer=sft", "dataset=rows.jsonl", "model.config={attention_dropout: 0.1}"]
@@ -580,6 +582,7 @@ def test_a_stage_takes_rows_and_mappings_as_the_command_line_does(write, tmp_pat
     assert cfg["model"]["config"] == {"attention_dropout": 0.1, "rms_norm_eps": 1e-5}
 
 
+@pytest.mark.slow
 def test_the_number_of_stages_is_limited(write):
     words = write({f"s{number}": ["trainer=sft"] for number in range(3000)})
     (fault,) = faults(*words)

@@ -195,7 +195,7 @@ def test_a_process_that_fails_while_it_saves_leaves_no_other_waiting(runner):
     assert Run(folders[0]).status()["state"] == "failed"
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", ["peft=vera", "peft=lora model.path=tied", "model.merge=true model.path=adapter"]
 )
@@ -221,6 +221,7 @@ def test_each_process_reads_what_accelerate_does_not_hand_out(words, tmp_path, m
     assert args.fsdp_plugin_args["cpu_ram_efficient_loading"] == ("merge" in words)
 
 
+@pytest.mark.slow
 def test_only_the_first_process_of_a_machine_holds_the_weights_that_it_hands_out(
     tmp_path, monkeypatch
 ):
@@ -311,6 +312,7 @@ def tiny():
     return LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes))
 
 
+@pytest.mark.slow
 def test_files_saved_by_each_process_are_in_the_model(tiny, tmp_path):
     meet = threading.Barrier(2, timeout=600).wait
     (tmp_path / ".model.new").mkdir()
@@ -469,6 +471,7 @@ def test_a_model_says_whether_other_processes_would_take_other_steps(kind, expec
     assert find_process_dependence(trainer, Experiment.read({"batch": 16})) == ""
 
 
+@pytest.mark.slow
 def test_a_run_whose_layers_are_split_does_not_go_on_from_its_checkpoint(
     tmp_path, monkeypatch, capsys
 ):

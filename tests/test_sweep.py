@@ -65,6 +65,7 @@ def test_the_first_job_of_a_long_range_does_not_list_it():
     assert sweep_axes.first_of(["hydra/sweeper=optuna", "seed=range(0,4294967295)"]) == ["seed=0"]
 
 
+@pytest.mark.slow
 def test_the_plan_counts_runs_by_what_is_left_to_do(tmp_path, capsys):
     words = ("trainer=sft", "seed=0,1,2,3,4", "name=sweep")
     tasks = tasks_of(jobs(*words))
@@ -107,6 +108,7 @@ def test_a_run_of_a_sweep_records_the_command_that_makes_it_alone(tmp_path):
     ]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -168,6 +170,7 @@ def test_jobs_that_differ_in_values_only_are_composed_by_hydra_once(monkeypatch)
     assert composition._compose_choices.cache_info().misses == 2
 
 
+@pytest.mark.slow
 def test_a_fault_of_all_jobs_is_one_whatever_is_swept():
     with pytest.raises(ConfigError) as error:
         jobs("trainer=sft", "seed=1,2,3", "trainer.args.max_stepz=2")
@@ -176,7 +179,7 @@ def test_a_fault_of_all_jobs_is_one_whatever_is_swept():
     ]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -373,6 +376,7 @@ def test_runs_that_build_on_a_failed_one_do_not_start(train_all):
     assert len(folders) == 1
 
 
+@pytest.mark.slow
 def test_a_signal_is_handed_on_and_nothing_more_starts(train_all):
     def wait(run):
         run.set_status("running")
@@ -409,6 +413,7 @@ def test_threads_of_a_forked_process_that_compute_first_find_their_pool():
     assert ended == [0] * 8
 
 
+@pytest.mark.slow
 def test_a_child_of_a_dead_driver_saves_its_step(tmp_path):
     script = (
         "import os, signal, sys, time\n"
@@ -519,6 +524,7 @@ def test_each_of_several_jobs_sees_its_own_device_and_its_share_of_the_cpu(monke
     assert visible_devices() == []
 
 
+@pytest.mark.slow
 def test_a_single_process_uses_one_device_and_reports_the_others(monkeypatch, capsys):
     environments = []
     monkeypatch.setattr(
@@ -548,6 +554,7 @@ def test_a_single_process_uses_one_device_and_reports_the_others(monkeypatch, ca
         assert environments.pop() == shown
 
 
+@pytest.mark.slow
 def test_each_job_has_a_device_for_each_of_its_processes(monkeypatch, capsys):
     words = ("trainer=sft", "seed=0,1", "launcher.num_processes=2", "name=sweep")
     runs = list(itertools.chain(*jobs(*words)))

@@ -128,7 +128,7 @@ STRANGE = {
 
 
 @pytest.mark.grid(4)
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "text"), STRANGE.values(), ids=STRANGE)
 def test_a_broken_run_of_a_stranger_does_not_break_the_report(tmp_path, name, text):
     group = lay_sweep(tmp_path / "kl", SEEDS, logged=True)
@@ -149,6 +149,7 @@ def test_the_end_of_a_sweep_escapes_texts_of_strangers(tmp_path, capsys):
     assert "␛[31m" in stdout
 
 
+@pytest.mark.slow
 def test_the_label_of_a_setting_is_drawn_in_a_moment(tmp_path):
     group = lay_sweep(tmp_path / "kl", SEEDS, peft="x" * 200_000)
     lay_run(group / "another", peft="y")
@@ -298,6 +299,7 @@ def test_one_longer_and_one_interrupted_run_are_no_axis(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_change_of_the_objective_says_where_it_is_worse(tmp_path):
     group = lay_sweep(tmp_path / "down", {(0.1, 1e-4, 0): 0.5, (0.2, 1e-4, 0): 0.25})
     for name, before in (("kl-0.1+lr-0.0001+seed-0", 0.3), ("kl-0.2+lr-0.0001+seed-0", 0.4)):
@@ -338,6 +340,7 @@ def test_the_change_of_the_objective_says_where_it_is_worse(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_tie_is_reported_beside_the_best(tmp_path):
     group = lay_sweep(
         tmp_path / "tie", {(kl, 1e-4, 0): 0.435 + kl / 10**6 for kl in (0.1, 0.2, 0.3, 0.4, 0.5)}
@@ -576,6 +579,7 @@ def test_texts_from_a_folder_are_escaped_in_html(partial):
         assert html.escape(words) in page
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_from_outside(partial):
     page = (partial / "report.html").read_text().replace(SCRIPT, "")
     assert not re.findall(r"(?:src|href)=\"(?!#)[^\"]*\"|https?://|@import|<link", page)
@@ -624,6 +628,7 @@ def test_a_report_is_written_again_only_where_something_changed(tmp_path):
     assert "Lower is better" in turned
 
 
+@pytest.mark.slow
 def test_the_same_folders_make_the_same_bytes(tmp_path):
     group = lay_sweep(tmp_path / "kl", SEEDS)
     write_report(summarise(group))
@@ -719,6 +724,7 @@ def test_the_headline_has_a_dashed_line_where_it_was_measured_twice(tmp_path):
     assert names == ["curve-eval_exact", "curve-loss"]
 
 
+@pytest.mark.slow
 def test_coinciding_curves_differ_in_more_than_colour(tmp_path):
     same = [0.1, 0.2, 0.3, 0.4]
     curve = [0.4, 0.3, 0.2, 0.1]
@@ -771,6 +777,7 @@ def sweep_pictures_of(group: Path) -> dict:
     return {picture.name: picture for picture in sweep_pictures(summarise(group))}
 
 
+@pytest.mark.slow
 def test_a_table_needs_no_heavy_library():
     heavy = ("torch", "transformers", "matplotlib", "jinja2", "hydra")
     code = (
@@ -796,6 +803,7 @@ def test_colours_can_be_seen_on_white_and_on_black():
         ), colour
 
 
+@pytest.mark.slow
 def test_the_verb_lists_reports_and_refuses(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
@@ -1006,6 +1014,7 @@ def test_a_loss_that_rises_as_a_model_learns_gives_no_verdict():
     assert {row.name: row.change.text for row in score_rows(run)}["eval_loss"] == "+0.0315"
 
 
+@pytest.mark.slow
 def test_a_sweep_names_those_that_ended_worse(tmp_path, capsys):
     group = lay_sweep(tmp_path / "pair", {(0.1, 1e-4, 0): 0.5, (0.2, 1e-4, 0): 0.1})
     worse = group / "kl-0.2+lr-0.0001+seed-0"

@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from runner.launch.pool import end_group
 from runner.launch.pool_settings import count_cores
 
@@ -26,6 +28,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_system_without_fork_is_one_fault(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", AS_WINDOWS]
@@ -38,6 +41,7 @@ def test_a_system_without_fork_is_one_fault(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_child_is_reaped_where_the_system_cannot_look_first(monkeypatch):
     monkeypatch.delattr(os, "waitid")  # as on macOS before Python 3.13
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)

@@ -154,7 +154,7 @@ def test_of_several_templates_one_is_the_default():
         set_template(tokenizer, None)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "template",
     [
@@ -171,6 +171,7 @@ def test_a_template_of_anybody_stays_in_the_sandbox(tmp_path, template):
         set_template(tiny_tokenizer(), str(file))
 
 
+@pytest.mark.slow
 def test_a_template_reaches_nothing_of_python(tmp_path):
     file = tmp_path / "own.jinja"
     made = tmp_path / "made"

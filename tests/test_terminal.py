@@ -99,6 +99,7 @@ def test_a_terminal_shows_a_bar_with_the_loss_and_the_time_that_is_left(look, tm
     assert not {"\x1b", "␛"} & set(text)
 
 
+@pytest.mark.slow
 def test_the_heading_of_an_error_is_red_unless_colours_are_refused(look, monkeypatch):
     shown, code = look("trainer=dpoo")
     assert code == 2
@@ -140,7 +141,7 @@ MODEL = "model.path=MODEL"
 
 
 @pytest.mark.grid(3)
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "then"),
     [

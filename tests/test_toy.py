@@ -32,6 +32,7 @@ def prompts(name: str) -> set[str]:
     return {row["prompt"][0]["content"] for row in shipped_rows(name)}
 
 
+@pytest.mark.slow
 def test_the_shipped_rows_are_what_the_generator_writes():
     total = 0
     for name, rows in files():
@@ -145,6 +146,7 @@ def sample(tiny, task: str) -> tuple[list[str], list[dict]]:
     return generate(*tiny, [row["prompt"] for row in rows], max_new_tokens=32), rows
 
 
+@pytest.mark.slow
 def test_the_base_model_is_small_and_whole(tiny):
     model, tokenizer = tiny
     assert model.num_parameters() < 5e5
@@ -154,6 +156,7 @@ def test_the_base_model_is_small_and_whole(tiny):
     assert (TINY / "model.safetensors").stat().st_size < 2.1e6
 
 
+@pytest.mark.slow
 def test_the_base_model_leaves_sorting_to_be_learned(tiny):
     texts, rows = sample(tiny, "toy_sort")
     right = exact_match(texts, reference=[row["chosen"][0]["content"] for row in rows])
@@ -162,6 +165,7 @@ def test_the_base_model_leaves_sorting_to_be_learned(tiny):
     )  # 0.46 over many samples; the bounds are two standard deviations of 200 samples
 
 
+@pytest.mark.slow
 def test_the_base_model_has_no_opinion_and_keeps_to_its_subject(tiny):
     texts, rows = sample(tiny, "toy_reviews")
     assert sum(sentiment(texts)) / len(texts) == pytest.approx(0.01, abs=0.1)
@@ -171,6 +175,7 @@ def test_the_base_model_has_no_opinion_and_keeps_to_its_subject(tiny):
     assert sum(named) / len(named) > 0.9
 
 
+@pytest.mark.slow
 def test_prices_are_asked_for_in_one_of_six_answers_and_then_right():
     from runner.model.chat import set_template
 

@@ -104,6 +104,7 @@ def test_every_field_of_every_config_can_be_set():
         assert fields <= set(read_signature(name).parameters), name
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("option", sorted(TRAINERS))
 def test_a_trainer_composes_with_what_it_must_be_given(option):
     assert (

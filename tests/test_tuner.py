@@ -44,6 +44,7 @@ def trained(model) -> set[str]:
 # --- By pattern ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_only_what_a_pattern_fits_is_trained():
     model = train_weights(load(), matching=[r"layers\.1\..*norm", "^model.norm"])
     assert trained(model) == {
@@ -53,6 +54,7 @@ def test_only_what_a_pattern_fits_is_trained():
     }
 
 
+@pytest.mark.slow
 def test_every_pattern_without_a_match_is_reported():
     with pytest.raises(ConfigError) as caught:
         train_weights(load(), matching=["norm", "nrom", "layer9"])
@@ -61,6 +63,7 @@ def test_every_pattern_without_a_match_is_reported():
         train_weights(load(), matching=[])
 
 
+@pytest.mark.slow
 def test_layers_are_fully_trained_beside_an_adapter():
     model, config = build_tuner(
         AdapterPart.read_chosen(LORA | {"full": [r"layers\.0\.mlp", "model.norm"]}), load(), "lm"
@@ -114,6 +117,7 @@ def test_all_linear_leaves_layers_alone_that_are_more_than_linear(kind, tmp_path
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["lm_head", "embed_tokens"])
 def test_embeddings_that_are_shared_stay_shared(pattern):
     model = load()
@@ -130,6 +134,7 @@ def test_embeddings_that_are_shared_stay_shared(pattern):
     assert tokens.mean() > 0.5
 
 
+@pytest.mark.slow
 def test_layers_that_cannot_be_fully_trained_are_reported():
     with pytest.raises(ConfigError) as caught:
         train_beside(load(), LoraConfig(), ["embd", "norm", "x{9}"])
@@ -285,6 +290,7 @@ def test_a_merged_adapter_is_a_whole_model_that_answers_like_it(adapter):
     assert (logits(merged) - logits(load())).abs().max() > 0.1
 
 
+@pytest.mark.slow
 def test_adapters_that_cannot_be_merged_are_reported():
     with pytest.raises(ConfigError) as caught:
         load(merge=True, quantization_config={"load_in_8bit": True})

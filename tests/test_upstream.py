@@ -165,6 +165,7 @@ def test_the_trackers_are_those_of_transformers():
     assert {*REPORT_TO} == {"none", "all", *INTEGRATION_TO_CALLBACK}
 
 
+@pytest.mark.slow
 def test_each_name_of_upstream_in_our_python_is_declared():
     """This lets the test above notice a renamed one."""
     undeclared = (fields() | constructor_arguments()) - WORDS - NAMES
@@ -182,6 +183,7 @@ def fields_in(text: str) -> list[tuple[str, int]]:
     return [(match[1], text[: match.start()].count("\n") + 1) for match in named]
 
 
+@pytest.mark.slow
 def test_every_field_that_is_read_or_recommended_exists():
     """A renamed attribute, message, option of ``conf`` or target of an importer is listed here."""
     from transformers import TrainingArguments
@@ -223,6 +225,7 @@ def test_the_arguments_in_the_menu_are_fields():
     assert unknown == [], "renamed"
 
 
+@pytest.mark.slow
 def test_nothing_knows_a_trainer_by_its_name():
     """So a new trainer of TRL is a file in ``conf/trainer/`` and no Python."""
     pairs = itertools.product(ValidationContext({}).trainer_configs, ("", "Config", "Trainer"))

@@ -34,6 +34,7 @@ def refuse(capsys, words: str, code: int = 2) -> str:
 # --- Numbers outside of the range in which an algorithm is defined ---
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("trainer", "field", "value"),
     [
@@ -78,6 +79,7 @@ def test_a_number_outside_of_its_range(trainer, field, value, capsys):
     assert re.search("expected  (at least|above)", refusal)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "words",
     [
@@ -174,6 +176,7 @@ def test_a_token_that_the_model_has_none_of(capsys):
 # --- Mappings that a library reads late ---
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize(
     ("words", "where", "fix"),
     [
@@ -261,6 +264,7 @@ def test_a_mapping_is_checked_against_what_takes_it(words, where, fix, capsys):
     assert fix in refusal.partition("type      ")[2]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "words",
     [
@@ -300,6 +304,7 @@ def test_the_tables_are_those_of_the_libraries():
 # --- Fields that nothing reads ---
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "words",
     [
@@ -347,6 +352,7 @@ def test_a_typed_field_that_nothing_reads(words, capsys):
     assert re.search("nothing reads|does not read|replaces it", refusal)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "words",
     [
@@ -404,6 +410,7 @@ def read_all_configs():
 # --- Names that match nothing ---
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize(
     ("words", "where"),
     [
@@ -426,6 +433,7 @@ def test_a_name_of_an_adapter_that_fits_nothing(words, where, capsys):
     assert f"  {where}\n" in refuse(capsys, f"peft=lora {words}")
 
 
+@pytest.mark.slow
 def test_the_blocks_of_an_adapter_divide_its_layers(capsys):
     refusal = refuse(capsys, "peft=oft peft.oft_block_size=5")
     assert "5, which does not divide the inputs of the layers" in refusal
@@ -460,6 +468,7 @@ def test_learnt_prompts_leave_room_for_the_rows(capsys):
     assert "  peft.num_virtual_tokens\n    found     5000, but the model has" in refused
 
 
+@pytest.mark.slow
 def test_a_pattern_of_parameter_groups_that_fits_no_weight(capsys):
     refusal = refuse(capsys, "optimizer=adamw 'optimizer.groups={nope: {lr_ratio: 0.1}}'")
     assert "optimizer.groups.nope\n" in refusal
@@ -474,6 +483,7 @@ def test_a_metric_of_a_name_that_would_be_lost(name, capsys):
     assert "another name" in refusal
 
 
+@pytest.mark.slow
 def test_pairs_whose_rejected_side_always_scores_higher_are_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pair = {"prompt": "q", "chosen": "a", "rejected": "b", "score_chosen": 1, "score_rejected": 9}
@@ -490,6 +500,7 @@ def test_pairs_whose_rejected_side_always_scores_higher_are_refused(tmp_path, mo
     )
 
 
+@pytest.mark.slow
 def test_a_model_whose_files_would_spoil_a_training(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name, file, key, value in (
@@ -523,6 +534,7 @@ def test_a_model_whose_files_would_spoil_a_training(tmp_path, monkeypatch, capsy
 # --- Trackers ---
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("tracker", sorted(TRACKERS))
 def test_a_tracker_that_is_not_installed_is_the_environments_fault(tracker, capsys, monkeypatch):
     monkeypatch.setattr("runner.validate.libraries.find_spec", lambda name: None)
@@ -530,6 +542,7 @@ def test_a_tracker_that_is_not_installed_is_the_environments_fault(tracker, caps
     assert "type      pip install" in refusal or "type      export" in refusal
 
 
+@pytest.mark.slow
 def test_a_tracker_of_the_users_own_may_have_its_variables(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("runner.validate.libraries.find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)
@@ -542,6 +555,7 @@ def test_a_tracker_of_the_users_own_may_have_its_variables(tmp_path, monkeypatch
     assert "NEPTUNE_PROJECT" not in refusal
 
 
+@pytest.mark.slow
 def test_swanlab_must_be_installed(capsys, monkeypatch):
     monkeypatch.setattr("runner.validate.libraries.find_spec", lambda name: None)
     assert "pip install 'swanlab>=0.6.2'" in refuse(capsys, "tracker=swanlab", code=5)
@@ -560,6 +574,7 @@ def test_an_unknown_mode_of_a_tracker_in_the_environment(capsys, monkeypatch):
     assert "type      unset SWANLAB_MODE" in refusal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "code"), [("offline", 0), ("local", 0), ("cloud", 2), ("''", 2), ("unknown", 2)]
 )

@@ -75,6 +75,7 @@ def data_of(page: str) -> dict:
     )
 
 
+@pytest.mark.slow
 def test_every_page_exists_and_links_to_the_others(root):
     with served(root) as server:
         for page, links in (
@@ -141,6 +142,7 @@ def test_nothing_else_is_served(root):
             assert "Python" not in str(sent)
 
 
+@pytest.mark.slow
 def test_a_page_is_drawn_again_when_its_files_grow_and_the_run_may_go(root):
     with served(root) as server:
         _, text, headers = ask(server, "alone/run/report.html")
@@ -182,6 +184,7 @@ def test_to_look_writes_nothing(root):
     assert snapshot(root) == before
 
 
+@pytest.mark.slow
 def test_the_script_is_the_one_that_the_page_names_and_small(root):
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     assert len(SCRIPT.encode()) <= 100_000
@@ -251,6 +254,7 @@ def test_a_setting_keeps_its_colour_while_others_pass_it(root):
     assert "python -m runner report</code> writes.</p>" in text
 
 
+@pytest.mark.slow
 def test_several_names_share_a_page_and_keep_their_own(root, monkeypatch, capsys):
     monkeypatch.chdir(root.parent)
     words = [f"{root.name}/kl", f"{root.name}/alone/run", f"output_root={root.name}"]

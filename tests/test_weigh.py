@@ -324,7 +324,7 @@ def test_sequences_in_one_row_have_their_weights_in_one_row():
 # --- What is refused before anything loads ------------------------------------------------------
 
 
-@pytest.mark.quick(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -628,6 +628,7 @@ def test_twice_the_weight_is_twice_the_loss(train, tmp_path):
     assert twice.lines[1]["loss"] == pytest.approx(2 * once.lines[1]["loss"])
 
 
+@pytest.mark.slow
 def test_several_rules_are_typed_as_a_list():
     rules = config.compose(
         expand(["weight=[answers, tool_calls]", "weight.answers.rest=0.1"], read_menu())
@@ -636,6 +637,7 @@ def test_several_rules_are_typed_as_a_list():
     assert rules["tool_calls"]["_target_"] == "runner.dataset.weigh.pattern"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ["override /weight", "/weight"])
 def test_a_list_of_rules_in_a_file_is_answered_with_its_right_form(tmp_path, entry):
     text = "# @package _global_\ndefaults:\n  - {}\n"

@@ -30,6 +30,7 @@ def line_of(place):
     return (root / file).read_text().splitlines()[int(number) - 1]
 
 
+@pytest.mark.slow
 def test_a_value_is_followed_to_the_file_that_counts_and_past_all_that_it_overrode(capsys):
     text = why(capsys, "trainer.args.learning_rate", "trainer=dpo", "experiment=toy_dpo")
     first, second = re.split(r"^(?=learning_rate)", text, flags=re.MULTILINE)
@@ -49,6 +50,7 @@ def test_a_value_is_followed_to_the_file_that_counts_and_past_all_that_it_overro
     assert "learning_rate: float" in line_of(default)
 
 
+@pytest.mark.slow
 def test_a_dropped_default_of_another_model_is_no_origin(capsys):
     text = why(capsys, "learning_rate", "model.path=org/name")
     assert text.startswith("learning_rate = 2e-5\n  is    2e-5  conf/trainer/sft.yaml:")
@@ -77,18 +79,21 @@ def test_a_typed_mapping_gives_each_of_its_keys(capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_typed_part_that_is_alone_in_its_group_has_an_origin(capsys):
     target = "runner.reward.rule.length"
     text = why(capsys, "reward._target_", "trainer=grpo", f"reward._target_={target}")
     assert f"is    {target}  command line" in text
 
 
+@pytest.mark.slow
 def test_unset_values_come_from_the_installed_source(capsys):
     text = why(capsys, "trainer.args.warmup_steps")
     assert text.splitlines()[0] == "trainer.args.warmup_steps = 0"
     assert "warmup_steps: " in line_of(re.search(r"transformers/\S+:\d+", text)[0])
 
 
+@pytest.mark.slow
 def test_values_decided_by_the_runner_are_read_from_its_source(capsys):
     text = why(capsys, "trainer.args.seed", "seed=3")
     assert "${seed}  runner/training/components/args.py:" in text
@@ -97,6 +102,7 @@ def test_values_decided_by_the_runner_are_read_from_its_source(capsys):
     assert text.count("over") == 2  # 42 of transformers, 0 of conf/config.yaml
 
 
+@pytest.mark.slow
 def test_a_node_lists_its_keys(capsys):
     text = why(capsys, "peft", "peft=lora", "peft.r=4")
     assert re.search(r"peft\.r +4 +command line", text)
@@ -123,6 +129,7 @@ def test_the_words_of_a_stage_have_the_lines_of_its_experiment(capsys):
     assert "kl_coef = 0.1" in only
 
 
+@pytest.mark.slow
 def test_a_folder_of_the_users_own_is_shown_as_one_types_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine" / "peft").mkdir(parents=True)
@@ -134,6 +141,7 @@ def test_a_folder_of_the_users_own_is_shown_as_one_types_it(tmp_path, monkeypatc
     )
 
 
+@pytest.mark.slow
 def test_a_wrong_configuration_can_be_asked_about(capsys):
     text = why(capsys, "trainer.args.lerning_rate", "trainer.args.lerning_rate=1")
     assert "is  1  command line" in text
@@ -176,6 +184,7 @@ def test_the_lines_of_a_file(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_the_shared_batch_is_named_as_the_origin_of_each_processes_batch(capsys):
     words = ("batch=64", "trainer.args.per_device_train_batch_size=8", "launcher.num_processes=2")
     for name, value in (("gradient_accumulation_steps", 4), ("per_device_train_batch_size", 8)):

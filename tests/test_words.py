@@ -170,7 +170,7 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         assert re.search(rf"^  {key}: .* {re.escape(ours)}$", stdout, re.MULTILINE), stdout
 
 
-@pytest.mark.quick(20)
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("words", "fixes"),
     [
@@ -346,6 +346,7 @@ def test_another_word_is_answered(words, fixes, tmp_path, monkeypatch, capsys):
     assert re.findall(r"^    type      (.+)", capsys.readouterr().err, re.MULTILINE) == fixes
 
 
+@pytest.mark.quick(29)
 @pytest.mark.parametrize("word", SHARED["words"])
 def test_a_wrong_verb_leads_to_a_command(word):
     with pytest.raises(ConfigError) as raised:
@@ -403,6 +404,7 @@ def test_a_word_becomes_the_option_with_its_path(word, expanded, tmp_path, monke
     ]
 
 
+@pytest.mark.slow
 def test_rows_without_a_held_out_set_are_answered_with_a_split(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "2"}\n' * 3)
@@ -514,6 +516,7 @@ def test_no_other_key_of_ours_holds_a_value_that_the_tables_refuse():
     }
 
 
+@pytest.mark.slow
 def test_mappings_of_one_key_are_merged_and_so_are_axes_of_them(capsys):
     first = "model.config={attention_dropout: 0.1}"
     second = "model.config={rms_norm_eps: 1e-5}"
