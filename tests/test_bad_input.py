@@ -146,7 +146,7 @@ def test_a_template_that_fails_is_a_fault_however_it_fails(text):
     assert "my.jinja" in fault.found
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
@@ -181,7 +181,7 @@ STREAMED = (
 )
 
 
-@pytest.mark.grid(2)
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how", [(), STREAMED, (*STREAMED, "trainer.args.dataloader_num_workers=1")]

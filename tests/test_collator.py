@@ -106,7 +106,7 @@ def plain(tmp_path_factory):
     return losses_of
 
 
-@pytest.mark.grid(2)
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["sft", "dpo", "kto", "orpo", "reward"])
 def test_buckets_change_shapes_and_no_loss(train, plain, trainer):

@@ -95,7 +95,7 @@ def test_every_experiment_says_what_it_costs_and_what_came_out(path):
     assert f"experiment={path.stem}" in text
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", sorted({trainer for trainer, _ in fitting_pairs()}))
 def test_every_trainer_runs_as_typed_on_every_dataset_whose_rows_fit(trainer):

@@ -164,6 +164,7 @@ def light(*words, code="sys.exit(main())"):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.grid(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "phrase"),

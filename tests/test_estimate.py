@@ -256,6 +256,7 @@ def test_figures_that_could_not_be_measured_are_unknown():
     assert "not measured" in lines
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "keys_of_model",
@@ -390,6 +391,7 @@ def test_eight_billion_weights_on_a_card(composed, tmp_path):
         assert training.peak / 1e9 == pytest.approx(expected, rel=0.1)
 
 
+@pytest.mark.grid(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "processes", "split"),

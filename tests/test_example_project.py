@@ -65,6 +65,7 @@ def distances(run: Run) -> dict[str, float]:
     return {name: (after[name] - before[name]).abs().max().item() for name in before}
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_users_project_trains_with_a_part_of_each_kind(runner, project, variant):

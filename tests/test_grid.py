@@ -68,6 +68,7 @@ def test_each_job_is_what_it_is_alone(words, share, tmp_path, monkeypatch):
     assert len(calls) - alone <= share * alone + 12
 
 
+@pytest.mark.grid(3)
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "words, key, job",

@@ -121,7 +121,7 @@ FIGURES = {
 }
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("words", FIGURES)

@@ -56,7 +56,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_as_typed(name, online_runner):
     runner = online_runner
@@ -97,7 +97,7 @@ RECIPES = {
 }
 
 
-@pytest.mark.grid(2)
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_of_others_trains_on_rows_of_the_same_form(name, online_runner, hub, tmp_path):
     if "mistralai/Mistral-7B-v0.1" not in {repo_id for _, repo_id in hub.repos}:

@@ -556,7 +556,7 @@ OWN |= dict.fromkeys(
 )
 
 
-@pytest.mark.grid(2)
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", OWN)
 def test_five_trainers_learn_from_images(train, trainer):

@@ -93,6 +93,7 @@ def written(tmp_path):
 # --- Every sample ---------------------------------------------------------------------------------
 
 
+@pytest.mark.grid(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_sample_becomes_an_experiment_that_passes_the_check(imported, name):
@@ -1052,6 +1053,7 @@ WRONG = {
 THEIRS = {"template": "qwen", "cutoff_len": 64, "val_size": 0.1}  # by which such a file is known
 
 
+@pytest.mark.grid(10)
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("tool", "keys", "ours"),
@@ -1396,6 +1398,7 @@ OFFLOADED = "trainer.args.deepspeed.zero_optimization.offload_optimizer.device=c
 FSDP = "strategy=fsdp2 trainer.args.fsdp_config."
 
 
+@pytest.mark.grid(6)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "words"),

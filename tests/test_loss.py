@@ -473,7 +473,7 @@ TWINS = [
 ]
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(2)
 @pytest.mark.slow
 # TRL's own is compared
 @pytest.mark.filterwarnings("ignore:`label_smoothing_factor` is deprecated:FutureWarning")

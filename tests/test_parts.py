@@ -93,7 +93,7 @@ def refused(trainer, part):
 
 
 @pytest.mark.dear("each trainer is composed with each loss until one fits")
-@pytest.mark.grid(2)
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("kind", WORDS)
 @pytest.mark.slow
 def test_a_cell_says_what_the_command_does(steps, kind):

@@ -192,7 +192,7 @@ def answer(model, path: Path) -> torch.Tensor:
 # --- Every option -------------------------------------------------------------------------------
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_starts_at_its_reference_and_loads_again(option, folder, tmp_path):

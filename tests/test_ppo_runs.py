@@ -55,7 +55,7 @@ def test_a_sweep_over_the_kl_coefficient(runner):
     }
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(2)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

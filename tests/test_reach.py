@@ -154,6 +154,7 @@ def test_a_developer_turn_becomes_a_system_turn_if_the_template_has_no_other(pre
     assert "Alibaba" not in shown
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("turns", "template", "join"),
@@ -307,6 +308,7 @@ def test_a_weight_rule_without_a_match_is_reported(preview):
 WEIGHED = [user("river?"), bot("paper", weight=0), user("stone?"), bot("copper", weight=1)]
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [(), ("trainer.args.assistant_only_loss=true",), ("weight=message",)]
@@ -399,6 +401,7 @@ def test_a_prompt_that_does_not_open_its_pair_is_reported(preview):
 TOOL = json.dumps({"type": "function", "function": {"name": "weather", "parameters": {}}})
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("tools", [[TOOL], f"[{TOOL}]", TOOL])
 def test_tools_are_read_from_json(preview, tools):
@@ -406,6 +409,7 @@ def test_tools_are_read_from_json(preview, tools):
     assert '{"type": "function", "function": {"name": "weather"' in shown
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("tools", ["[]", "", None])
 def test_no_tools_are_none(preview, tools):

@@ -250,7 +250,7 @@ def test_parts_of_a_mixture_that_have_none_get_empty_ones(folder):
     assert kwargs_of_rows.count({}) == 5
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("trainer", "words"),

@@ -406,6 +406,7 @@ def test_vllm_samples_from_the_current_policy(runner, settings):
             assert line[f"sampling/importance_sampling_ratio/{kind}"] == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [VLLM_RUN, ["trainer=grpo", "trainer.args.use_vllm=true"]], ids=["ppo", "grpo"]

@@ -112,6 +112,7 @@ def test_a_variable_of_a_password_is_known_by_its_name():
     )
 
 
+@pytest.mark.grid(3)
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "piece",

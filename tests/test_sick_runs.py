@@ -20,6 +20,7 @@ CHOSEN_SICK = {"far worse sft", "frozen adapter", "nan weight at a save", "greed
 CHOSEN_HEALTHY = {"sft memorised"}
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize(
     "case", [case for case in SICK if case.name in CHOSEN_SICK], ids=lambda case: case.name
 )

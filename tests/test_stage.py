@@ -106,6 +106,7 @@ def test_a_stage_knows_the_folder_of_an_earlier_one_before_that_has_trained(chai
     assert cfg["model"]["tokenizer"]["path"] == f"{sft}/model"
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize(
     ("word", "same"),
     [

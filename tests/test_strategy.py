@@ -31,6 +31,7 @@ from runner.validate import machine
 EFFICIENT = "trainer.args.fsdp_config.cpu_ram_efficient_loading"
 
 
+@pytest.mark.grid(8)
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("variables", "words", "code", "said"),

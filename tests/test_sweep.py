@@ -455,6 +455,7 @@ def cluster(folder, *, partition, num_processes=1, debug=False):
 """
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [(), ("-m", "seed=0,1"), ("launcher.timeout_seconds=60",)], ids=["one", "sweep", "late"]

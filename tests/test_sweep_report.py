@@ -127,7 +127,7 @@ STRANGE = {
 }
 
 
-@pytest.mark.grid(4)
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "text"), STRANGE.values(), ids=STRANGE)
 def test_a_broken_run_of_a_stranger_does_not_break_the_report(tmp_path, name, text):

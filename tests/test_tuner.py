@@ -432,7 +432,7 @@ def probe(tmp_path, monkeypatch):
     sys.modules.pop("my_probe", None)
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*ensure_weight_tying.*:UserWarning")
 @pytest.mark.parametrize(("words", "back"), KINDS.values(), ids=KINDS)

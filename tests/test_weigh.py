@@ -550,7 +550,7 @@ def test_packed_rows_keep_the_weight_of_each_token(strategy):
     assert sorted(pairs) == [(token, token / 8) for token in range(1, 7)]
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The `'keep_end'` truncation mode is deprecated:FutureWarning")
 @pytest.mark.parametrize(
