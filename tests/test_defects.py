@@ -34,7 +34,6 @@ def test_there_are_some_of_every_room():
     }
 
 
-@pytest.mark.quick(26)
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_a_defect_can_be_planted_and_its_tests_exist(defect):
     text = (ROOT / defect.file).read_text(encoding="utf-8")
