@@ -264,24 +264,6 @@ class HugeLoss:
 # --- Memory -------------------------------------------------------------------------------------
 
 
-class Allocator:
-    """A collator that runs out of memory for more than ``rows`` rows, from batch ``at`` on."""
-
-    def __init__(self, inner: Any, rows: int, at: int = 1):
-        self.inner = inner
-        self.rows = rows
-        self.at = at
-        self.count = 0
-
-    def __call__(self, rows: list[Any]) -> Any:
-        self.count += 1
-        if self.count >= self.at and len(rows) > self.rows:
-            raise torch.OutOfMemoryError(
-                f"CUDA out of memory. Tried to allocate room for {len(rows)} rows"
-            )
-        return self.inner(rows)
-
-
 class Short(TrainerCallback):
     """A step that has no memory for more than ``rows`` rows.
 
