@@ -976,6 +976,7 @@ def load_from(online_runner, jobs, **variables):
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
 
+@pytest.mark.dear("it may be the first to start the process from which commands are forked")
 @pytest.mark.slow
 def test_the_menu_against_a_hub_and_then_without_it(online_runner):
     jobs = [option(name) | {"to": to} for name, (to, _, _) in ON_THE_HUB.items()]

@@ -546,6 +546,7 @@ def answer(words: list[str]) -> None:
     print(json.dumps(answers))
 
 
+@pytest.mark.dear("it may be the first to start the process from which commands are forked")
 @pytest.mark.slow
 def test_the_hub_gives_the_revision_asked_for_or_says_why_not(hub, tmp_path, online_runner):
     def ask(*questions: tuple[str, str | None], offline: bool = False) -> list[list]:
