@@ -3,8 +3,10 @@
 Beside a verb, ``<verb>_options`` holds its help, and its options as a dataclass. Files that begin
 with an underscore hold what several verbs need.
 
-A new verb is a line in ``VERBS``, and these two files; one that loads a model stands in ``WORKING``
-too.
+A new verb is a line in ``VERBS``, and these two files: ``main(line: CommandLine) -> int`` in one,
+in the other ``HELP``, a tuple of texts and of mappings from an example to what it does, and
+``Options``, which extends ``AskOptions`` where a model is asked. A verb that loads a model stands
+in ``WORKING`` too.
 """
 
 from dataclasses import dataclass, field

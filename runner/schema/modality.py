@@ -9,8 +9,8 @@ A further kind is a further record. It needs its column in ``role.MediaColumn``,
 name in ``config.experiment.TrainerPart``, and that field set in the YAML of the trainers that learn
 from it: TRL's know images alone, so that another kind needs a collator in ``training``. Its name
 must leave ``UNTRAINED``. Three more places know images by name: ``report.page``, whose pages show
-no other element than ``<img>``; ``conf/speed/max.yaml``, which keeps packing from models that see;
-and the importers' tables, for their keys of columns.
+no other element than ``<img>``; ``conf/speed/max.yaml``, which groups no rows by length for models
+that see; and the importers' tables, for their keys of columns.
 """
 
 import base64
