@@ -251,7 +251,7 @@ def _read_traceback(text: str, heading: str) -> list[Fault]:
     headings = re.finditer(
         rf"^[\w.]+: {re.escape(heading)}(: \d+ faults)?(?=\n  \S)", text, re.MULTILINE
     )
-    ends = [heading.end() for heading in headings]
+    ends = [match.end() for match in headings]
     if not ends:
         return [Fault("runner", "\n".join(text.splitlines()[-5:]))]
     end = max(ends)

@@ -3,6 +3,7 @@
 import itertools
 import math
 import statistics
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from tiny_ppo import (
 from runner.errors import ConfigError, DataError
 from runner.generate.earned import step_ends
 from runner.ppo import PPOConfig, PPOTrainer
-from runner.ppo.actor_critic import store_as_autocast
+from runner.ppo.actor_critic import place_frozen, store_as_autocast
 from runner.ppo.arithmetic import (
     generalised_advantages,
     kl_estimate,
@@ -768,6 +769,23 @@ def test_frozen_weights_in_the_type_of_autocast_give_the_same_bits(tmp_path, cri
         if not name.startswith("time/") and name not in ("eps", "tokens_per_second")
     ]
     assert {name: log[name] for name in names} == {name: log_again[name] for name in names}
+
+
+@pytest.mark.slow
+def test_a_reference_without_tied_weights_can_be_stored_in_bf16():
+    """What reads its log-probabilities is made first, by a pass without autocast."""
+    models = [letter_model(tie_word_embeddings=False) for _ in range(2)]
+    for model in models:
+        model.is_quantized = True  # so that it is not moved to the GPU that is not there
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(device=SimpleNamespace(type="cuda"), bf16=True),
+        actor_critic=SimpleNamespace(policy=models[0]),
+        is_fsdp_enabled=False,
+        reference=models[1],
+        rewards=SimpleNamespace(models=[]),
+    )
+    assert place_frozen(trainer) is not None
+    assert models[1].lm_head.weight.dtype == torch.bfloat16
 
 
 @pytest.mark.slow

@@ -85,12 +85,13 @@ def _wrapped(value: Row, path: Path) -> Fault:
     lists = [name for name, rows in value.items() if isinstance(rows, list)]
     name = lists[0] if lists else "data"
     rows_file = path.with_name(f"{path.stem}-{name}.jsonl")
-    command = f"jq -c '.{name}[]' {quote(str(path))} > {quote(str(rows_file))}"
+    typed_file = quote(str(rows_file))
+    command = f"jq -c '.{name}[]' {quote(str(path))} > {typed_file}"
     return Fault(
         where=str(path),
         found=f"one object with the keys {', '.join(list(value)[:5])}",
         expected=LIST_EXPECTED,
-        fix=f"{command}, then dataset.path={rows_file}",
+        fix=f"{command}, then dataset.path={typed_file}",
     )
 
 

@@ -1,8 +1,8 @@
 """Tasks -> processes: each run in one of its own, several at a time.
 
-The heavy libraries are imported once, here, and every process inherits them. A process that ends in
-whatever way, or hangs, is a failed run with its cause; the others go on. When this one dies, its
-children save their step and end.
+The heavy libraries are imported once, by ``warming``, and every process inherits them. A process
+that ends in whatever way, or hangs, is a failed run with its cause; the others go on. When this one
+dies, its children save their step and end.
 """
 
 import contextlib

@@ -342,9 +342,8 @@ def queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> ClusterQu
     for launcher in queued:
         not_taken |= (launcher.node.keys() & keys_of_a_pool) - asked_for(launcher.target)
     ConfigError.refuse(map(_key_of_this_machine, sorted(not_taken)))
-    queues: list[ClusterQueue] = [
-        build(launcher.node) for launcher in queued
-    ]  # each checks its keys
+    # Each of them checks its keys.
+    queues: list[ClusterQueue] = [build(launcher.node) for launcher in queued]
     return queues[0]
 
 

@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +127,10 @@ def check_length(file: Path) -> None:
 
 # --- Templates that work ------------------------------------------------------------------------
 
+# What this process has rendered: a sweep, and the runs forked from it, ask for the same template
+# again and again.
+_rendered: dict[tuple[str, str], "RenderedProbe"] = {}
+
 
 @dataclass(frozen=True)
 class RenderedProbe:
@@ -154,9 +157,11 @@ def find_template_faults(
     One that was ``chosen`` must close the answer with the tokenizer's ``end``, where that is known;
     and one of a family write marks that are of the ``vocabulary``. In others, they may be words.
     """
-    probe = _render_apart(text, tuple(sorted(tokens.items())))
+    key = (text, json.dumps(dict(tokens), sort_keys=True))
+    probe = _rendered.get(key) or _render_apart(text, tokens)
     if probe is None:
         return [faults.costly_template(name, GRANTED, "one exchange")]
+    _rendered[key] = probe
     if probe.error is not None:
         file_line = f"{name}, line {probe.line}" if probe.line else name
         fix = "=chatml"
@@ -220,8 +225,7 @@ def _missing_marks(name: str, missing: list[str], end: str | None, behind: str) 
 # --- Rendering within limits --------------------------------------------------------------------
 
 
-@cache  # a sweep, and the runs forked from it, ask for the same template again and again
-def _render_apart(text: str, tokens: tuple[tuple[str, str], ...]) -> RenderedProbe | None:
+def _render_apart(text: str, tokens: Mapping[str, str]) -> RenderedProbe | None:
     """One exchange as a template writes it in a process of its own.
 
     None where it takes more than is granted.
@@ -232,21 +236,34 @@ def _render_apart(text: str, tokens: tuple[tuple[str, str], ...]) -> RenderedPro
 
     def attempt() -> Iterator[str]:
         try:
-            probe = RenderedProbe(render(text, dict(tokens)))
+            probe = RenderedProbe(render(text, tokens))
         except MemoryError:
             raise
         except Exception as error:  # a template computes, and can fail in any way
             line = getattr(error, "lineno", None)
             probe = RenderedProbe(error=str(error)[:300], line=line)
-        # A line end closes the JSON, which has none, so that nobody reads the rest of the memory.
-        shared.write(json.dumps(asdict(probe)).encode() + b"\n")
+        write_shared(shared, asdict(probe))
         yield probe.text
 
     excess = find_excess(attempt())
-    written = shared.readline()
-    if not written.endswith(b"\n") or excess is not None:
+    written = read_shared(shared)
+    if not isinstance(written, dict) or excess is not None:
         return None
-    return RenderedProbe(**json.loads(written))
+    return RenderedProbe(**written)
+
+
+def write_shared(shared: mmap.mmap, value: object) -> None:
+    """Write a value into memory that this fork shares with the process that waits for it.
+
+    A line end closes the JSON, which has none, so that nobody reads the rest of the memory.
+    """
+    shared.write(json.dumps(value).encode() + b"\n")
+
+
+def read_shared(shared: mmap.mmap) -> object:
+    """The value that a fork has written; None if it could not write all of it."""
+    line = shared.readline()
+    return json.loads(line) if line.endswith(b"\n") else None
 
 
 def find_excess(texts: Iterable[str]) -> int | None:

@@ -27,7 +27,13 @@ from runner.io.turns import (
     probe_habits,
     template_arguments,
 )
-from runner.model.jinja import MAX_LETTERS, compile_template, find_excess
+from runner.model.jinja import (
+    MAX_LETTERS,
+    compile_template,
+    find_excess,
+    read_shared,
+    write_shared,
+)
 from runner.model.turn_texts import (
     LAST_THOUGHT,
     THOUGHT,
@@ -426,15 +432,14 @@ def find_reach_faults(
     def attempt() -> Iterator[str]:
         write = _compile_writer(template, tokens)
         faults = look_at_rows(rows, write, template).faults(parts, tolerated=tolerated)
-        content = json.dumps([astuple(fault) for fault in faults])
-        shared.write(content.encode())
+        write_shared(shared, [astuple(fault) for fault in faults])
         yield ""
 
     excess = find_excess(attempt())
-    written = shared[:].rstrip(b"\0")
-    if not written or excess is not None:
+    written = read_shared(shared)
+    if not isinstance(written, list) or excess is not None:
         return []
-    return [Fault(*beats) for beats in json.loads(written)]
+    return [Fault(*beats) for beats in written]
 
 
 def _compile_writer(template: str, tokens: Mapping[str, str]) -> WriteRow:

@@ -414,8 +414,10 @@ def place_frozen(trainer: Trainer) -> TokenLogProbs | None:
         model.requires_grad_(False).eval()
         if not getattr(model, "is_quantized", False):
             model.to(args.device)
+    # Before the weights change: it tries a pass without autocast.
+    ref_logprobs = TokenLogProbs(references[0]) if references else None
     if args.device.type == "cuda" and args.bf16 and not trainer.is_fsdp_enabled:
         scorers = [model.base_model for model in reward_models if hasattr(model, "score")]
         for model in [trainer.actor_critic.policy, *references, *scorers]:
             store_as_autocast(model, torch.bfloat16)
-    return TokenLogProbs(references[0]) if references else None
+    return ref_logprobs

@@ -1,7 +1,8 @@
-"""The arithmetic of PPO: functions of tensors, each with its equation, and the running statistics.
+"""The arithmetic of PPO: functions of tensors, each with its equation.
 
-Models, rollouts and optimizer steps are in ``trainer``. Letters at the end of a tensor's name are
-its shape: B rows of this process, R response tokens, N response tokens of some rows end to end.
+Rollouts are in ``sampling`` and ``dynamic_sampling``, rewards and their running statistics in
+``token_rewards``, optimizer steps in ``update``. Letters at the end of a tensor's name are its
+shape: B rows of this process, R response tokens, N response tokens of some rows end to end.
 """
 
 from collections.abc import Callable

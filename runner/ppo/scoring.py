@@ -1,6 +1,6 @@
 """The scores of a rollout: what its completions earn, before that is normalised.
 
-Letters at the end of a tensor's name are its shape: B rows, F rewards.
+Letters at the end of a tensor's name are its shape: B rows, R response tokens, F rewards.
 """
 
 from dataclasses import dataclass

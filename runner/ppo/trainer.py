@@ -10,12 +10,12 @@ stops early and resumes with its own loop. The phases of an update are, in readi
 
 Optimisations, each behind one function: ``generate.sampler.sample`` (finished rows leave the
 cache), ``Rollout.micro_batches`` (little padding), ``make_padding_free`` (on a CPU none),
-``TokenLogProbs`` (logits of sampled tokens alone, in chunks), ``kernels`` (no kernel for each
-shape), ``_add_gradients`` (activations of critic or policy, not of both), ``compute_advantages`` (a
-critic of its own learns from the first mini-batch while it values it).
+``TokenLogProbs`` (logits of sampled tokens alone, in chunks), ``passes.kernels`` (no kernel for
+each shape), ``update._add_gradients`` (activations of critic or policy, not of both),
+``update.compute_advantages`` (a critic of its own learns from the first mini-batch while it values
+it).
 
-Letters at the end of a tensor's name are its shape: B rows of this process, R response tokens, N
-response tokens of all rows of a micro-batch, F rewards, G generations of a prompt, P prompts. What
+Letters at the end of a tensor's name are its shape: B rows of this process, R response tokens. What
 stands behind the end of a response is 0 in every BR tensor.
 """
 

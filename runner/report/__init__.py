@@ -4,7 +4,8 @@ What a report says: ``facts`` and ``verdict`` are about one run, ``compare`` abo
 about the runs of a name (with ``selection``, ``axis``, ``score`` and ``ranking``), ``tokens`` about
 a preview.
 
-How it looks: ``table`` is for the terminal and for other programs, ``page`` is HTML, ``card`` lies
-beside an exported model. ``plot_run`` and ``plot_sweep`` choose the curves, which ``drawing`` makes
-into pictures and ``charts`` into data for the script of a page. ``render`` fills in ``template/``.
+How it looks: ``table`` is for the terminal and for other programs, ``run_page`` and ``sweep_page``
+are HTML in the frame of ``page``, ``card`` lies beside an exported model. ``plot_run`` and
+``plot_sweep`` choose the curves, which ``drawing`` makes into pictures and ``charts`` into data for
+the script of a page. ``render`` fills in ``template/``.
 """

@@ -1,6 +1,6 @@
 """Disks: how much space a run still needs, how much is free, and errors of a full disk.
 
-Here is also whether other machines see the locks on a disk.
+Here is also whether other machines see the locks on a disk, and the errors of a folder on it.
 """
 
 import contextlib

@@ -4,7 +4,7 @@
     {name}    the name of the run        {key}   the last ten letters of its folder
     {id}      a word that no other run folder has, the same whenever this one goes on
 
-Standard library only, because variables have to be set before the tracker's package is imported.
+No library but ours, because variables have to be set before the tracker's package is imported.
 Whether that package is there is checked in ``validate.libraries``.
 """
 

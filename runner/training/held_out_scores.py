@@ -10,7 +10,7 @@ from runner.schema.did_you_mean import best_guess
 from runner.schema.type import shortened
 
 # How the names of figures end that say how long something took or how far it is.
-CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")
+CLOCK_OF_EVALUATION = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")
 
 
 def held_out_scores(trainer: Trainer) -> dict[str, float]:
@@ -21,7 +21,10 @@ def held_out_scores(trainer: Trainer) -> dict[str, float]:
     if trainer.eval_dataset is None:
         return {}
     figures = trainer.evaluate()
-    names = [name for name in figures if not name.endswith(CLOCK) and not name.startswith(MACHINE)]
+    names = []
+    for name in figures:
+        if not name.endswith(CLOCK_OF_EVALUATION) and not name.startswith(MACHINE):
+            names.append(name)
     args = trainer.args
     wanted = args.metric_for_best_model
     if wanted is not None and args.eval_strategy != "no":

@@ -16,8 +16,8 @@ from runner.schema.text import Node, nodes, short_text, to_override
 from runner.validate.context import ARGS, ValidationContext
 
 EXPECTED = "values that go together"
-# Fields that are not as they were typed when a trainer is built (``training.components.trainer``,
-# ``precompute``).
+# Fields that are not as they were typed when a trainer is built (``training.components``,
+# ``training.precompute``).
 CHANGED = {"max_length", "reward_weights", "packing", "padding_free"}
 # Arguments of any part that the runner gives.
 SERVED_ARGUMENTS = frozenset(chain.from_iterable(upstream.SERVED.values()))

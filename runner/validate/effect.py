@@ -152,8 +152,8 @@ def _find_unread(context: ValidationContext, field: str, condition: ReadBeside) 
             )
         return
     for value in values:
-        text = str(value)
-        if any(re.fullmatch(pattern, text) for pattern in condition.values):
+        current_text = str(value)
+        if any(re.fullmatch(pattern, current_text) for pattern in condition.values):
             return
     names = [pattern.replace(".*", "*") for pattern in condition.values]
     fix = leave_out

@@ -1291,6 +1291,13 @@ DATASET = [
         {"rows.json": {"data": FOUR}},
     ),
     bad(
+        "object around the rows, in a name with a blank",
+        "dataset=local 'dataset.path=my rows.json'",
+        "keys data",
+        "then dataset.path='my rows-data.jsonl'",
+        {"my rows.json": {"data": FOUR}},
+    ),
+    bad(
         "object around the rows, in a line", ROWS, "data", "jq -c", {"rows.jsonl": [{"data": FOUR}]}
     ),
     bad(

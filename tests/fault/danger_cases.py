@@ -57,16 +57,15 @@ runner.config.build.build runner.config.build.importlib.import_module runner.io.
 runner.io.files.os.remove runner.io.files.remove runner.io.files.shutil.rmtree runner.run.open_run
 runner.run.manifest.subprocess.run runner.launch.worker.work runner.launch.local.os.kill
 runner.__main__.main runner.command.train.train runner.command.import.main
-runner.launch.pool.os.fork runner.model.load._load_whole runner.model.load.importlib.util
+runner.launch.pool.os.fork runner.model.load._load_whole runner.model.load.warnings.warn
 runner.model.load.torch.load runner.model.adapter.write_adapter runner.dataset.head.write_head
 runner.dataset.converted_rows.json.loads runner.dataset.load.os.system
 runner.reward.remote.build_opener runner.tracker.variable.set_variables
 runner.tracker.variable.os.environ.update runner.training.callback.step_record.Record
 runner.training.callback.step_record.Record.on_log
-runner.training.callback.step_record.shutil.rmtree
-runner.training.callback.step_record.os.system
+runner.training.callback.step_record.time.sleep
 runner.training.callback.step_record.replace_rows
-runner.ppo.PPOTrainer.push_to_hub runner.ppo.PPOTrainer.save_model runner.ppo.trainer.json.loads
+runner.ppo.PPOTrainer.push_to_hub runner.ppo.PPOTrainer.save_model runner.ppo.saving.json.loads
 runner.model.load.load_model.__globals__ runner.model.load.__builtins__.eval
 runner.model.load.__dict__ runner.reward.rule.__loader__.load_module
 trl.DPOTrainer.__init__.__globals__ trl.__spec__.loader.exec_module peft.LoraConfig.__class__

@@ -15,7 +15,7 @@ CHOSEN = "logps/chosen"
 TOKENS_RIGHT = "mean_token_accuracy"
 GROUPS_ALIKE = "frac_reward_zero_std"
 PAIRS_APART = "objective/scores_margin"
-LENGTH = "completions/mean_length"  # it scales the alarm ``kl``; PPO does not log it
+LENGTH = "completions/mean_length"  # it scales the alarm ``kl``; no alarm is about lengths
 MUST_BE_NUMBERS = ("reward", "kl", "objective/scores", "objective/kl")
 EARNED = ("reward", "objective/scores", "self_distillation/reward_mean")
 # All that Step.noted may hold. ``training.health`` drops any other figure, and an alarm that looks

@@ -1,7 +1,7 @@
 """Callbacks of a training, one a file; those below can be named in a configuration.
 
 user       the user's callbacks, built and served what they name; ``order`` adds ours behind them
-record     the lines of ``metrics.jsonl``; progress: the bar; samples: completions on the way
+step_record  the lines of ``metrics.jsonl``; progress: the bar; samples: completions on the way
 stop       a signal becomes a save at the end of a step; slower: the lower rate of a rollback
 """
 

@@ -1,4 +1,4 @@
-"""The collator, the loss and the optimizer of a trainer, and the way it computes its loss."""
+"""The collator, the loss, the optimizer and the inner parts of a trainer, and how its loss runs."""
 
 import functools
 import inspect
