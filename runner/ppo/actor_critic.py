@@ -28,6 +28,7 @@ from runner.generate.sampler import Model
 from runner.ppo.batching import MicroBatch
 from runner.ppo.critic import Critic, build_critic_model, part_of, write_value_head, zero_head
 from runner.ppo.padding_free import make_padding_free
+from runner.ppo.preparation import as_list
 from runner.ppo.token_logprobs import TokenLogProbs, hidden_states
 from runner.reward.reading import score_states
 
@@ -407,9 +408,7 @@ def place_frozen(trainer: Trainer) -> TokenLogProbs | None:
     """
     args = trainer.args
     reward_models = trainer.rewards.models
-    references = []
-    if trainer.reference is not None:
-        references.append(trainer.reference)
+    references = as_list(trainer.reference)
     for model in [*reward_models, *references]:
         model.requires_grad_(False).eval()
         if not getattr(model, "is_quantized", False):

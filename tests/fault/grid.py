@@ -2,7 +2,7 @@
 
 The suite has representatives.
 
-    python tests/fault/grid.py                    all of them, about twelve minutes of one processor
+    python tests/fault/grid.py                    all of them, many minutes of one processor
     python tests/fault/grid.py tests/test_peft.py -k lora
 
 A grid is a test with the mark ``grid(n)``: its first n cases are in the suite. The words are those
