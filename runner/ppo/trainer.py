@@ -44,12 +44,12 @@ from runner.io.temporary import temporarily
 from runner.ppo.actor_critic import ActorCritic, build_actor_critic, build_reference, place_frozen
 from runner.ppo.config import PPOConfig, adapt_to_loop
 from runner.ppo.dynamic_sampling import roll_out_groups
+from runner.ppo.engine import build_rollout_engine
 from runner.ppo.held_out_prompts import evaluate_held_out, write_samples
 from runner.ppo.passes import kernels
 from runner.ppo.preparation import (
     as_list,
     build_ppo_agent,
-    build_vllm,
     check_datasets,
     check_distribution,
     find_stop_ids,
@@ -148,7 +148,7 @@ class PPOTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self.rewards.autocast = self.accelerator.autocast
         check_distribution(self)
-        self.vllm = build_vllm(self)
+        self.vllm = build_rollout_engine(self)
         self.ref_logprobs = place_frozen(self)
         # Where all models of an update can. Measured on a CPU, it saves an eighth of the time with
         # a wider model.
