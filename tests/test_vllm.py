@@ -11,12 +11,14 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
+from vllm_there import STAND_IN
 
 from runner.config.sharding import find_gpu_faults
 from runner.errors import ConfigError, EnvironmentFault
 from runner.generate.sampler import Sampling, seeded_generator, uniform
 from runner.generate.vllm_engine import check_model
 from runner.generate.vllm_server import EXTENSION, ServerSettings, VLLMServer
+from runner.io.files import read_rows
 from runner.launch.run_log import logging_to
 from runner.model.current_weights import current_weights, write_current_weights
 from tests.tiny_ppo import END, letter_model
@@ -91,7 +93,31 @@ def test_the_log_of_a_run_goes_on_after_a_library_has_closed_it(tmp_path):
     assert [line.split()[-1] for line in path.read_text().splitlines()] == ["before", "after"]
 
 
-# --- A server ------------------------------------------------------------------------------------
+# --- An engine in this process: a stand-in for the package ----------------------------------------
+
+
+@pytest.mark.dear("three commands that load a model")
+@pytest.mark.slow
+def test_vllm_answers_greedily_as_our_sampler_does_and_seeds_each_completion(runner):
+    words = ("model=tiny", "dataset=toy_sort", "limit=3")
+    door = "vllm_there:with_vllm"
+    runner("predict", *words, "to=ours.jsonl")
+    runner("predict", *words, "engine=vllm", "to=vllm.jsonl", door=door, **STAND_IN)
+    ours = read_rows(runner.folder / "ours.jsonl")
+    for row, answer in zip(ours, read_rows(runner.folder / "vllm.jsonl"), strict=True):
+        assert answer == row | {"log_probability": pytest.approx(row["log_probability"], abs=1e-4)}
+    runner("predict", *words, "n=4", "engine=vllm", "to=four.jsonl", door=door, **STAND_IN)
+    texts = [row["completion"] for row in read_rows(runner.folder / "four.jsonl")]
+    assert any(len({*texts[row : row + 4]}) > 1 for row in range(0, len(texts), 4))
+
+
+@pytest.mark.slow
+def test_vllm_is_missed_before_a_model_is_loaded(runner):
+    refused = runner("evaluate", "model=tiny", "dataset=toy_sort", "engine=vllm", code=5)
+    assert "vllm is not installed" in refused.stderr
+
+
+# --- A server -------------------------------------------------------------------------------------
 
 
 class Served(BaseHTTPRequestHandler):

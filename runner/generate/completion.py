@@ -90,13 +90,16 @@ class TextGenerator:
     # Called with the number of completions that were made.
     on_progress: Callable[[int], object] = lambda count: None
     agent: Agent | None = None  # whose tools the model may call
-    sampler: Sampler | None = None  # an engine that samples in the model's place
+    engine: str = "auto"  # of the runner's own sampler
+    sampler: Sampler | None = None  # samples in the place of that
 
     def __post_init__(self) -> None:
         ends = tuple(stop_ids(self.model))
         self.how = replace(self.how, stop_ids=ends, logprob_temperature=1.0)
         self.is_greedy = self.how.temperature == 0
-        own_sampler: Sampler = functools.partial(sample, self.model, halves=True)
+        own_sampler: Sampler = functools.partial(
+            sample, self.model, engine=self.engine, halves=True
+        )
         self.sample_batch = self.sampler or own_sampler
 
     def plan(self, rows: Sequence[Row]) -> list[list[Draw]]:

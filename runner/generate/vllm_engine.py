@@ -25,6 +25,7 @@ from runner.model.current_weights import (
 )
 from runner.reward.isolation import contained, random_state_kept
 
+SHARE_OF_FREE_MEMORY = 0.9
 SEEDS = 1 << 48  # as many as there are values of the noise
 
 
@@ -67,6 +68,7 @@ class VLLMEngine:
             write_current_weights(model, Path(folder), adapter)
             self.llm = vllm.LLM(
                 model=folder,
+                use_tqdm_on_load=False,
                 skip_tokenizer_init=True,  # it is asked by token ids and answers with them
                 dtype=str(settings.dtype).removeprefix("torch."),
                 logprobs_mode=settings.logprobs_mode,
@@ -149,6 +151,19 @@ class VLLMEngine:
     def _sleep(self) -> None:
         if self.settings.enable_sleep_mode:
             self.llm.sleep(level=1)  # the weights wait in the memory of the machine
+
+
+def start_engine(model: Model) -> VLLMEngine:
+    """An engine beside a model that stays as it is.
+
+    Its log-probabilities are those at temperature 1, however it samples.
+    """
+    share = SHARE_OF_FREE_MEMORY
+    if model.device.type == "cuda":  # of the whole card, a part of which the model itself takes
+        free, total = torch.cuda.mem_get_info()
+        share *= free / total
+    settings = EngineSettings("raw_logprobs", dtype=model.dtype, gpu_memory_utilization=share)
+    return VLLMEngine(model, settings)
 
 
 def check_model(model: Model) -> None:

@@ -39,7 +39,7 @@ from trl.models import prepare_fsdp
 
 from runner.generate.agent import Environments, Tool
 from runner.generate.earned import Reward, Rewards
-from runner.generate.sampler import Model
+from runner.generate.sampler import Model, Sampler
 from runner.io.temporary import temporarily
 from runner.ppo.actor_critic import ActorCritic, build_actor_critic, build_reference, place_frozen
 from runner.ppo.config import PPOConfig, adapt_to_loop
@@ -201,6 +201,16 @@ class PPOTrainer(Trainer):
         tokens = torch.tensor(float(sum(rollout.lengths)), device=self.args.device)
         self.state.num_input_tokens_seen += int(self.total(tokens).item())
         return loss
+
+    def engine_sampler(self) -> Sampler | None:
+        """The vLLM that samples in the policy's place, with the weights of now; None without one.
+
+        All processes ask for it together.
+        """
+        if self.vllm is None:
+            return None
+        self.vllm.refresh(self)
+        return self.vllm.sample
 
     # --- Figures of all processes
 

@@ -48,8 +48,6 @@ class LLM:
         self.is_asleep = False
         with torch.random.fork_rng():
             self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-        for weight in self.model.parameters():
-            weight.data.zero_()  # the training sends the weights to sample with
         worker = SimpleNamespace(model_runner=SimpleNamespace(model=self))
         self.llm_engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
 
