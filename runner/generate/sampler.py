@@ -94,6 +94,11 @@ class Responses:
     logprobs: list[Tensor]
 
 
+# From prompts, the distribution and the noise [B, R] to a completion for each prompt: ``sample`` of
+# a model, or an engine beside it.
+Sampler: TypeAlias = Callable[[Prompts, Sampling, Tensor], Responses]
+
+
 @torch.no_grad()
 def sample(
     model: Model,

@@ -32,7 +32,7 @@ WANTED: dict[str, list[NeededLibrary]] = {
         NeededLibrary(r"runner\.reward\.math\.boxed_answer", "math_verify", "math-verify"),
         NeededLibrary(BLEU, "sacrebleu", "sacrebleu"),
         NeededLibrary(r"runner\.metric\.reference\.rouge", "rouge_score", "rouge-score"),
-        NeededLibrary(SERVED_TRAINER, "vllm", "trl[vllm]"),
+        NeededLibrary(SERVED_TRAINER, "vllm", "vllm"),
         NeededLibrary(SERVED_TRAINER, "requests", "requests"),
         NeededLibrary(r"trl\.experimental\.async_\w+\.\w+Trainer", "kernels", "kernels"),
         NeededLibrary(r"trl\.WeaveCallback", "weave", "weave"),
@@ -40,7 +40,7 @@ WANTED: dict[str, list[NeededLibrary]] = {
         NeededLibrary(r"trl\.experimental\.openreward\..*", "openreward", "trl[openreward]"),
         NeededLibrary(r"trl\.experimental\.merge_model_callback\..*", "mergekit", "mergekit"),
     ],
-    "rollout_engine": [NeededLibrary("vllm", "vllm", "trl[vllm]")],
+    "rollout_engine": [NeededLibrary("vllm", "vllm", "vllm")],
     "attention": [
         NeededLibrary("flash_attention_2", "flash_attn", "flash-attn"),
         NeededLibrary(r"(paged\|)?[\w.-]+/.+", "kernels", "kernels"),  # of the hub
