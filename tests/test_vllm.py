@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging.config
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from vllm_there import STAND_IN
 
 from runner.config.sharding import find_gpu_faults
 from runner.errors import ConfigError, EnvironmentFault
+from runner.generate import vllm_server
 from runner.generate.sampler import Sampling, seeded_generator, uniform
 from runner.generate.vllm_engine import check_model
 from runner.generate.vllm_server import EXTENSION, ServerSettings, VLLMServer
@@ -128,6 +130,8 @@ class Served(BaseHTTPRequestHandler):
 
     def do_GET(self):
         server = self.server
+        if self.path == "/health":
+            server.lives.wait()
         answers = {
             "/health": {},
             "/v1/models": {"data": [{"id": "served"}]},
@@ -181,12 +185,15 @@ def served(tmp_path):
         server.asked = []
         server.goes_on = threading.Event()
         server.goes_on.set()
+        server.lives = threading.Event()
+        server.lives.set()
         server.takes_weights = True
         server.model = model
         url = f"http://127.0.0.1:{server.server_port}"
         server.settings = ServerSettings(url, 5.0, "folder", tmp_path / "weights")
         yield server
         server.goes_on.set()
+        server.lives.set()
         server.shutdown()
 
 
@@ -249,13 +256,32 @@ def test_a_server_that_somebody_else_sends_weights_is_noticed(served):
         ask(client, [[1, 2]])
 
 
-def test_a_slow_server_and_none_at_all_are_told_within_the_time(served):
-    served.settings = ServerSettings(served.settings.url, 0.2, "folder", served.settings.folder)
+def test_a_server_may_take_long_while_it_lives_and_no_longer(served, monkeypatch):
+    monkeypatch.setattr(vllm_server, "SECONDS_BETWEEN_LOOKS", 0.01)
+    served.settings = replace(served.settings, timeout=0.2)
     client = connect(served)
     client.load_weights(served.model, "run, step 1")
     served.goes_on.clear()
-    with pytest.raises(EnvironmentFault, match=r"nothing for 0\.2 s"):
+    looks = []
+
+    def look(path):
+        looks.append(path)
+        if len(looks) == 3:
+            served.goes_on.set()
+        return get(path)
+
+    get = client._get
+    monkeypatch.setattr(client, "_get", look)
+    assert [tokens.tolist() for tokens in ask(client, [[1, 2]]).tokens] == [[2] * 4]
+    assert looks.count("/health") >= 1
+    monkeypatch.setattr(client, "_get", get)
+    served.goes_on.clear()
+    served.lives.clear()
+    with pytest.raises(EnvironmentFault, match=r"no answer to /health: nothing for 0\.2 s"):
         ask(client, [[1, 2]])
-    served.settings = ServerSettings("http://127.0.0.1:9", 0.2, "folder", served.settings.folder)
+
+
+def test_no_server_at_all_is_told_within_the_time(served):
+    served.settings = replace(served.settings, url="http://127.0.0.1:9", timeout=0.2)
     with pytest.raises(EnvironmentFault, match="no answer to /health"):
         connect(served)
