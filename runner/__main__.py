@@ -86,6 +86,7 @@ if __name__ == "__main__":
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     code = main()
     # Python would look through everything for garbage before it ends, which takes a fifth of a
-    # short command's time.
-    gc.freeze()
+    # short command's time. Triton's bindings would print hundreds of lines about what they find.
+    if "triton" not in sys.modules:
+        gc.freeze()
     sys.exit(code)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging.config
+import os
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +19,7 @@ from runner.config.sharding import find_gpu_faults
 from runner.errors import ConfigError, EnvironmentFault
 from runner.generate import vllm_server
 from runner.generate.sampler import Sampling, seeded_generator, uniform
-from runner.generate.vllm_engine import check_model
+from runner.generate.vllm_engine import check_model, set_meeting_point
 from runner.generate.vllm_server import EXTENSION, ServerSettings, VLLMServer
 from runner.io.files import read_rows
 from runner.launch.run_log import logging_to
@@ -84,6 +85,21 @@ def test_ways_of_weights_that_need_a_card_are_refused_without_one():
     assert not list(find_gpu_faults(trl | {"vllm_mode": "colocate"}))
     (fault,) = find_gpu_faults({"vllm_weight_transfer": "nccl"})
     assert fault.fix == "trainer.args.vllm_weight_transfer=folder"
+    (fault,) = find_gpu_faults({"vllm_enable_sleep_mode": True})
+    assert fault.found == "true, but there is no GPU here"
+
+
+def test_runs_that_start_at_once_meet_at_ports_of_their_own(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "node7")
+    ports = set()
+    for _ in range(2):
+        monkeypatch.delenv("MASTER_PORT", raising=False)
+        set_meeting_point()
+        ports.add(os.environ["MASTER_PORT"])
+    assert not ports & {"29500", "23456", "12355", "12345"}  # those that TRL tries first
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    set_meeting_point()
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("node7", "29500")
 
 
 def test_the_log_of_a_run_goes_on_after_a_library_has_closed_it(tmp_path):

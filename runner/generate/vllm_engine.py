@@ -6,6 +6,7 @@ one prompt gets the same completion whatever stands beside it, but for the round
 
 import contextlib
 import os
+import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -167,6 +168,17 @@ def start_engine(model: Model) -> VLLMEngine:
         share *= free / total
     settings = EngineSettings("raw_logprobs", dtype=model.dtype, gpu_memory_utilization=share)
     return VLLMEngine(model, settings)
+
+
+def set_meeting_point() -> None:
+    """Name a port at which the processes of a vLLM meet; that of a launcher stays.
+
+    TRL and vLLM take the same few ports in every run, where two runs that start at once collide.
+    """
+    os.environ.setdefault("MASTER_ADDR", "localhost")
+    if "MASTER_PORT" not in os.environ:
+        with socket.create_server(("localhost", 0)) as server:
+            os.environ["MASTER_PORT"] = str(server.getsockname()[1])
 
 
 def check_model(model: Model) -> None:

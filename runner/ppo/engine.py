@@ -13,11 +13,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 from transformers import Trainer
-from trl.trainer.utils import ensure_master_addr_port
 
 from runner.generate.padding import Prompts
 from runner.generate.sampler import Responses, Sampler, Sampling, sample, whole
-from runner.generate.vllm_engine import EngineSettings, VLLMEngine
+from runner.generate.vllm_engine import EngineSettings, VLLMEngine, set_meeting_point
 from runner.generate.vllm_server import ServerSettings, VLLMServer
 
 WEIGHTS_FOLDER = ".vllm-weights"  # in the folder of the checkpoints
@@ -87,7 +86,7 @@ def _build_engine(trainer: Trainer) -> VLLMEngine:
     os.environ["RANK"] = str(accelerator.process_index)
     os.environ["LOCAL_RANK"] = str(accelerator.local_process_index)
     os.environ["WORLD_SIZE"] = str(accelerator.num_processes)
-    ensure_master_addr_port()
+    set_meeting_point()
     policy = trainer.actor_critic.policy
     dtype = policy.dtype
     if accelerator.mixed_precision == "bf16":
