@@ -14,6 +14,7 @@ from importlib import import_module
 from runner.command import WORKING, CommandLine
 from runner.command._ending import print_end
 from runner.command._inspect import inspect
+from runner.command._versions import blame_versions, check_versions
 from runner.command._words import read_command_line
 from runner.config.user_folder import add_working_folder
 from runner.errors import EnvironmentFault, take_error_file
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # between two runs, where no worker listens
         return 130
     except Exception as error:
-        return print_end(error, words)
+        return print_end(blame_versions(error, words), words)
     finally:
         _flush_output()
 
@@ -65,6 +66,7 @@ def _call_verb(line: CommandLine) -> int:
     processes.prepare_environment()
     if line.verb in WORKING:
         EnvironmentFault.refuse(find_variable_faults())
+        line = check_versions(line)
     code: int = import_module(f"runner.command.{line.verb}").main(line)
     return code
 

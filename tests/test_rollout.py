@@ -1,5 +1,7 @@
 """Completions of several turns with tools that answer in between: sampling, and PPO on them."""
 
+import functools
+
 import pytest
 import torch
 from datasets import Dataset
@@ -7,7 +9,7 @@ from datasets import Dataset
 from runner.errors import ConfigError
 from runner.generate.agent import Agent
 from runner.generate.completion import Completion
-from runner.generate.sampler import Sampling, seeded_generator, uniform
+from runner.generate.sampler import Sampling, sample, seeded_generator, uniform
 from runner.ppo import sampling
 from runner.ppo.arithmetic import generalised_advantages
 from runner.ppo.preparation import sampling_of
@@ -107,7 +109,9 @@ def play(agent: Agent, rows=ROWS, how=HOW, numbers=None, **options):
             for number in numbers or range(len(rows))
         ]
     )
-    return agent.play(flat_model(), caller(), rows, how, noise, **options)
+    return agent.play(
+        functools.partial(sample, flat_model()), caller(), rows, how, noise, **options
+    )
 
 
 @pytest.mark.slow
@@ -311,9 +315,9 @@ def test_a_rollout_of_the_users_is_learnt_from_as_ours_is(tmp_path):
     def again(prompts, trainer):
         rows = [{"prompt": prompt} for prompt in prompts]
         noise = rollout_noise(trainer.args, len(rows), trainer.state.global_step, "train")
-        made = trainer.tools.play(
-            trainer.actor_critic.policy, trainer.processing_class, rows, sampling_of(trainer), noise
-        )
+        sampler = functools.partial(sample, trainer.actor_critic.policy)
+        tokenizer = trainer.processing_class
+        made = trainer.tools.play(sampler, tokenizer, rows, sampling_of(trainer), noise)
         logprobs = []
         for episode in made:
             remaining = iter(episode.logprobs)
@@ -368,15 +372,13 @@ def test_a_rollout_of_the_users_with_other_lists_is_refused(tmp_path, broken):
 
 
 @pytest.mark.slow
-def test_an_environment_adds_to_the_rewards_and_tools_need_our_engines(tmp_path):
+def test_an_environment_adds_to_the_rewards_and_tools_need_an_end(tmp_path):
     parts = {"tools": None, "environment_factory": Room, "reward_funcs": None}
     trainer = tool_trainer(tmp_path, **parts)
     trainer.train()
     (logs, *_) = logs_of(trainer)
     assert 0 < logs["rewards/Room/mean"] < 1
     assert logs["objective/scores"] == logs["rewards/Room/mean"]
-    with pytest.raises(ConfigError, match="vllm, with tools"):
-        tool_trainer(tmp_path, rollout_engine="vllm")
     # without it no turn ends, and no tool is called
     with pytest.raises(ConfigError, match="a token that ends a turn"):
         tool_trainer(tmp_path, stop_token=None)

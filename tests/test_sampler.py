@@ -19,7 +19,6 @@ from transformers import (
 from vllm_there import STAND_IN
 
 from runner.generate import sampler
-from runner.generate.engines import VLLM
 from runner.generate.sampler import (
     Responses,
     Sampling,
@@ -32,7 +31,6 @@ from runner.generate.sampler import (
     truncate,
     uniform,
 )
-from runner.ppo.preparation import sampling_of
 from runner.run.history import read_metrics
 
 PROMPTS = [[0, 1, 2], [3], [4, 5, 6, 7, 8, 9], [0, 0]]
@@ -370,7 +368,7 @@ def test_every_part_of_a_model_keeps_its_mode():
     assert [part.training for part in model.modules()] == [True, False, True]
 
 
-# --- vLLM: a stand-in for the package, since it needs a GPU ---------------------------------------
+# --- vLLM: a stand-in for the package, which takes half a minute to start ------------------------
 
 VLLM_RUN = (
     "trainer=ppo",
@@ -413,23 +411,23 @@ def test_vllm_samples_from_the_current_policy(runner, settings):
 )
 def test_vllm_is_asked_for_where_it_is_and_missed_where_it_is_not(runner, words):
     missing = runner(*words, "--dry-run", code=5)
-    assert "pip install 'trl[vllm]'" in missing.stderr
+    assert "pip install vllm==0.30.0" in missing.stderr
     installed = runner.cold(*words, "--dry-run", **STAND_IN)
     assert installed.returncode == 0, installed.stderr
 
 
-class Elsewhere(VLLM):
+class Elsewhere:
     """Samples by the policy itself, and claims that each token was so many times less likely."""
 
     def __init__(self, trainer, times):
         self.trainer = trainer
         self.times = times
 
-    def sample(self, prompts, step):
-        how = sampling_of(self.trainer)
-        drawn = sample(
-            self.trainer.actor_critic.policy, prompts, how, noise(len(prompts), how.max_new_tokens)
-        )
+    def refresh(self, trainer):
+        pass
+
+    def sample(self, prompts, how, noise_BR):
+        drawn = sample(self.trainer.actor_critic.policy, prompts, how, noise_BR)
         return Responses(
             drawn.tokens, [logprobs_R - math.log(self.times) for logprobs_R in drawn.logprobs]
         )

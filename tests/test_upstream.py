@@ -54,7 +54,15 @@ WORDS = {
         "temperature",
         "tools",
     ),
-    *("resume_from_checkpoint", "top_k", "top_p", "trust_remote_code", "vllm_server_base_url"),
+    *(
+        "resume_from_checkpoint",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "trust_remote_code",
+        "vllm_server_base_url",
+    ),
     # Of status.json, of a row, of pyproject.toml, of peft, of torch, of a model's config.
     *("max_steps", "chat_template_kwargs", "project", "alpha", "weight_decay", "use_cache"),
 }

@@ -1,4 +1,4 @@
-"""The command where a stand-in for vLLM is, which needs a GPU."""
+"""The command where a stand-in for vLLM is, which takes half a minute to start."""
 
 import importlib
 import os

@@ -13,6 +13,7 @@ class AskOptions:
     None stands for a default that depends on the run.
     """
 
+    engine: Literal["auto", "loop", "graph", "generate", "vllm"] = "auto"
     batch_size: Count = 32
     max_new_tokens: Count | None = None
     temperature: NotNegative | None = None

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Options = TypeVar("Options", bound=AskOptions)
 # Options on which the numbers of the sampling depend.
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
+ROWS_FOR_VLLM = 256  # vLLM finds out how many fit side by side; this many are written together
 MAX_NEW_TOKENS = 64  # where neither the options nor the run say otherwise
 
 
@@ -76,7 +77,10 @@ class InferenceRequest(Generic[Options]):
         facts["weights"] = [self.weights.name, self.weights.seal]
         facts["head"] = self.head
         facts["tools"] = list(functions.values())
-        facts["sampling"] = {name: getattr(options, name) for name in SAMPLING}
+        sampling = {name: getattr(options, name) for name in SAMPLING}
+        if options.engine == "vllm":  # the others give the same completions
+            sampling["engine"] = "vllm"
+        facts["sampling"] = sampling
         return facts
 
     def read_sets(self, to: str, keep: Sequence[str] | None = None) -> dict[str, Rows]:
@@ -106,14 +110,27 @@ class InferenceRequest(Generic[Options]):
         from runner.generate.sampler import Sampling
         from runner.training.components.tools import agent_of, build_functions
 
-        settings = {name: getattr(self.options, name) for name in SAMPLING if name != "seed"}
-        sampling = Sampling(
-            **settings, rows=self.options.batch_size, max_length=context_length(model)
-        )
+        options = self.options
+        settings = {name: getattr(options, name) for name in SAMPLING if name != "seed"}
+        sampler = None
+        rows = options.batch_size
+        if options.engine == "vllm":
+            from runner.generate.vllm_engine import start_engine
+
+            sampler = start_engine(model).sample
+            rows = max(rows, ROWS_FOR_VLLM)
+        sampling = Sampling(**settings, rows=rows, max_length=context_length(model))
         trainer = self.experiment.trainer
         agent = agent_of(trainer, build_functions(trainer))
         return TextGenerator(
-            model, tokenizer, sampling, self.options.seed, self.samples, agent=agent
+            model,
+            tokenizer,
+            sampling,
+            options.seed,
+            self.samples,
+            agent=agent,
+            engine=options.engine,
+            sampler=sampler,
         )
 
     def folder(self, name: str) -> Path:

@@ -20,7 +20,7 @@ from runner.command._option import options_in, split_options, to_record
 from runner.config import resolve
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key, force, parse, typed_keys
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, check_library
 from runner.launch.compose.references import draft
 from runner.run import Run
 from runner.run.record import RunRecord, check_whole, find_runs
@@ -71,6 +71,8 @@ def read_request(
     )
     weights = find_weights(run, options.checkpoint)
     options = with_defaults(options, cfg, is_greedy=line.verb == "predict")
+    if options.engine == "vllm":
+        check_library("vllm", "engine")
     chosen = frozenset(key.partition(".")[0] for key in typed)
     name = _name_of_rows(typed.get("dataset", ""), options.file, cfg)
     return InferenceRequest(options, cfg, run, weights, chosen, name)

@@ -33,6 +33,7 @@ HELP = (
         "checkpoint=last": "model, best, last, a step, or start; the default as for predict",
         "batch_size=32 max_new_tokens=64 temperature=1 top_k=0 top_p=1 n=1 seed=0": "as for "
         "predict; the temperature is 1 unless it is typed, as in the evaluations of a training",
+        "engine=vllm": "vLLM samples the completions, as for predict",
         "to=file.json": "another place",
         "output_root=outputs": "where names and keys of runs are looked up",
     },

@@ -29,7 +29,11 @@ HELP = (
         "template",
         "checkpoint=last": "model, best, last, a step, or start (the model before training); the "
         "default is the model of a finished run, else the best or newest sealed checkpoint",
-        "batch_size=32": "prompts side by side; half as many where memory does not suffice",
+        "engine=vllm": "vLLM samples, in this process, from the weights of the run, an adapter "
+        "merged; a greedy completion is the same but for rounding, others have vLLM's random "
+        "numbers. auto is the fastest of the runner's own: loop, graph (CUDA) or generate",
+        "batch_size=32": "prompts side by side; half as many where memory does not suffice; "
+        "vLLM finds its number itself",
         "max_new_tokens=64": "the default is the length that the run trained with, else 64",
         "temperature=1": "0 is greedy; the default is 0 for one completion and 1 for several",
         "top_k=0 top_p=1": "leave out all but the likeliest tokens",

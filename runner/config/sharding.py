@@ -40,6 +40,7 @@ def find_gpu_faults(args: Mapping[str, object], typed: Collection[str] = ()) -> 
                 expected="a GPU",
                 fix="=false",
             )
+    yield from _find_transfer_faults(args)
     if shards_on_cpu():
         return
     for name in FIELDS:
@@ -53,6 +54,24 @@ def find_gpu_faults(args: Mapping[str, object], typed: Collection[str] = ()) -> 
     for name in VARIABLES:
         if os.environ.get(name, "").lower() in ("1", "true"):
             yield _shard_fault(name, "true", f"unset {name}")
+
+
+def _find_transfer_faults(args: Mapping[str, object]) -> Iterator[Fault]:
+    """A fault for each way of new weights to a vLLM server that leads from card to card alone."""
+    if args.get("use_vllm") is True and args.get("vllm_mode") == "server":
+        yield Fault(
+            where="trainer.args.vllm_mode",
+            found="server, but there is no GPU here",
+            expected="a GPU: TRL sends new weights to a server by NCCL alone",
+            fix="=colocate",
+        )
+    if args.get("vllm_weight_transfer") == "nccl":
+        yield Fault(
+            where="trainer.args.vllm_weight_transfer",
+            found="nccl, but there is no GPU here",
+            expected="a way that needs none",
+            fix="=folder",
+        )
 
 
 def _shard_fault(where: str, text: str, fix: str) -> Fault:

@@ -1,7 +1,8 @@
 """A model at work: completions and likelihoods of rows, and their figures by metrics and rewards.
 
 Sampling: ``sampler`` (prompts -> token ids; the one loop that samples, used by PPO, evaluations,
-predictions and callbacks), ``engines`` (vLLM in its place in PPO), ``padding`` (rows of unlike
+predictions and callbacks), ``vllm_engine`` and ``vllm_server`` (vLLM in its place, in this process
+or elsewhere, with weights that ``vllm_worker`` lets it take on a CPU), ``padding`` (rows of unlike
 length -> batches of so many tokens), ``completion`` (rows -> completions as text), ``agent``
 (completions of several turns with tools) and ``tool_guard`` (the tools themselves, in time and
 checked).

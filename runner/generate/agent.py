@@ -1,6 +1,6 @@
 """Completions of several turns: tools answer what the model calls, until it calls nothing more.
 
-    Agent(tools=[search]).play(model, tokenizer, rows, how, noise_BR)      an episode for each row
+    Agent(tools=[search]).play(sampler, tokenizer, rows, how, noise_BR)      an episode for each row
 
 The contract is that of TRL's GRPO: tools are functions with type hints and a docstring; an
 environment is an object with ``reset(**row)``, whose other public methods are tools of its own
@@ -24,7 +24,7 @@ from trl.chat_template_utils import parse_response
 from runner.errors import DataError, Fault
 from runner.generate.faults import long_prompts
 from runner.generate.padding import lengthen
-from runner.generate.sampler import Model, Sampling, sample
+from runner.generate.sampler import Sampler, Sampling
 from runner.io.files import JsonObject
 from runner.io.turns import TEMPLATE_ARGUMENTS, Row, TurnDict
 from runner.model.encoding import encode_prompt, write
@@ -116,14 +116,13 @@ class Agent:
 
     def play(
         self,
-        model: Model,
+        sampler: Sampler,
         tokenizer: PreTrainedTokenizerBase,
         rows: Sequence[Row],
         how: Sampling,
         noise_BR: Tensor,
         *,
         agree: Callable[[int], int] = int,
-        **engine: Any,
     ) -> list[Episode]:
         """An episode for each row; answers of tools and the model's turns share ``max_new_tokens``.
 
@@ -150,7 +149,7 @@ class Agent:
                 noises.append(pad(noise_BR[index, begin:], (0, begin)))
                 prefixes.append(lengthen(episodes[index].prompt_ids, episodes[index].token_ids))
             limited = replace(how, max_new_tokens=length - min(lengths))
-            drawn = sample(model, prefixes, limited, torch.stack(noises), **engine)
+            drawn = sampler(prefixes, limited, torch.stack(noises))
 
             calling = []
             for index, prefix, tokens, logprobs in zip(

@@ -3,6 +3,7 @@
 Letters at the end of a tensor's name are its shape: B rows, R response tokens.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from runner.generate.padding import split_by_rows
 from runner.generate.sampler import (
     Model,
     Responses,
+    Sampler,
     Sampling,
     evaluating,
     sample,
@@ -88,11 +90,17 @@ class TextGenerator:
     # Called with the number of completions that were made.
     on_progress: Callable[[int], object] = lambda count: None
     agent: Agent | None = None  # whose tools the model may call
+    engine: str = "auto"  # of the runner's own sampler
+    sampler: Sampler | None = None  # samples in the place of that
 
     def __post_init__(self) -> None:
         ends = tuple(stop_ids(self.model))
         self.how = replace(self.how, stop_ids=ends, logprob_temperature=1.0)
         self.is_greedy = self.how.temperature == 0
+        own_sampler: Sampler = functools.partial(
+            sample, self.model, engine=self.engine, halves=True
+        )
+        self.sample_batch = self.sampler or own_sampler
 
     def plan(self, rows: Sequence[Row]) -> list[list[Draw]]:
         """The batches in which completions are generated; DataError with all bad prompts.
@@ -158,12 +166,10 @@ class TextGenerator:
 
     def _sample(self, rows: Sequence[Row], noise_BR: Tensor) -> list[Completion]:
         if self.agent:
-            episodes = self.agent.play(
-                self.model, self.tokenizer, rows, self.how, noise_BR, halves=True
-            )
+            episodes = self.agent.play(self.sample_batch, self.tokenizer, rows, self.how, noise_BR)
             return [of_episode(episode, self.how.stop_ids) for episode in episodes]
         prompts = [encode_prompt(self.tokenizer, row["prompt"], row) for row in rows]
-        responses = sample(self.model, prompts, self.how, noise_BR, halves=True)
+        responses = self.sample_batch(prompts, self.how, noise_BR)
         return to_completions(self.tokenizer, rows, prompts, responses, self.how.stop_ids)
 
     def complete_all(self, rows: Sequence[Row]) -> list[Completion]:

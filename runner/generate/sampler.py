@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from peft import PeftModel
@@ -49,9 +49,6 @@ from runner.io.temporary import temporarily
 
 # Layers whose cache keeps a key and a value per token, so that finished rows can leave it.
 CACHED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
-# The names that a forward pass may have for the cache: transformers 5.24 renamed the second to the
-# first.
-CACHE_ARGUMENTS = frozenset({"cache", "past_key_values"})
 # Devices that add from left to right. Elsewhere a cumulated sum is put together from parts, and
 # rounding can make it fall.
 IN_ORDER = frozenset({"cpu"})
@@ -95,6 +92,11 @@ class Responses:
 
     tokens: list[Tensor]  # ids up to and with the stop token
     logprobs: list[Tensor]
+
+
+# From prompts, the distribution and the noise [B, R] to a completion for each prompt: ``sample`` of
+# a model, or an engine beside it.
+Sampler: TypeAlias = Callable[[Prompts, Sampling, Tensor], Responses]
 
 
 @torch.no_grad()
@@ -232,7 +234,7 @@ def choose_engine(model: Model) -> str:
     has_cache = kinds <= CACHED_LAYERS and hasattr(config, "num_attention_heads")
     model = _without_wrapper(model)
     # Without its cache a model would see nothing but the token before.
-    takes_cache = not CACHE_ARGUMENTS.isdisjoint(_arguments_of(type(model).forward))
+    takes_cache = cache_argument(type(model).forward) is not None
     if not has_cache or not takes_cache or isinstance(model, PeftModel):
         return "generate"
     has_windows = not kinds <= {"full_attention"} or bool(getattr(config, "sliding_window", None))
@@ -383,11 +385,24 @@ def decode_step(
     # Not every architecture counts positions.
     arguments = {"position_ids": position_ids, "logits_to_keep": 1}
     names = _arguments_of(type(model).forward)
-    taken = {name: value for name, value in arguments.items() if name in names}
-    taken |= {name: cache for name in CACHE_ARGUMENTS if name in names}
+    taken: dict[str, Any] = {name: value for name, value in arguments.items() if name in names}
+    cache_name = cache_argument(type(model).forward)
+    if cache_name is not None:
+        taken[cache_name] = cache
     outputs = model(input_ids=ids_BT, attention_mask=mask, use_cache=True, **taken)
     logits_BV: Tensor = outputs.logits[:, -1]
     return logits_BV
+
+
+def cache_argument(forward: Callable[..., object]) -> str | None:
+    """The name that a forward pass has for its cache; None where it takes none.
+
+    transformers 5.24 renamed ``past_key_values`` to ``cache``.
+    """
+    for name in ("cache", "past_key_values"):
+        if name in _arguments_of(forward):
+            return name
+    return None
 
 
 @functools.cache

@@ -34,6 +34,8 @@ ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     "DO_NOT_TRACK": "1",
+    # Its records go where those of all libraries go.
+    "VLLM_CONFIGURE_LOGGING": "0",
     # Each such trainer says so in its YAML.
     "TRL_EXPERIMENTAL_SILENCE": "1",
     # Where the package kernels is installed, bitsandbytes would fetch this code of the hub: on a

@@ -17,7 +17,14 @@ class LogFile(logging.StreamHandler[IO[str]]):
     """A log that a full disk does not fail: the record of the steps fails there, and says so."""
 
     def __init__(self, path: Path):
+        self.path = path
         super().__init__(open_own(path, "a", encoding="utf-8"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, also after a library's ``dictConfig``, which closes all handlers."""
+        if self.stream.closed:
+            self.stream = open_own(self.path, "a", encoding="utf-8")
+        super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exception(), OSError):

@@ -78,7 +78,7 @@ def shrink(config: PretrainedConfig) -> PretrainedConfig:
         if hasattr(part, "qk_head_dim"):
             part.head_dim = part.qk_rope_head_dim
             part.qk_head_dim = part.qk_nope_head_dim + part.qk_rope_head_dim
-        # Older configs have the second name.
+        # The config of a repository's own code may have the second name.
         name = "rope_parameters" if hasattr(part, "rope_parameters") else "rope_scaling"
         settings = getattr(part, name, None)
         if isinstance(settings, dict):

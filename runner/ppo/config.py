@@ -45,11 +45,14 @@ class PPOConfig(TrainingArguments):
     stop_token_id: Natural | None = None  # a further token that ends a completion
     # Subtracted from the score of a completion that was cut off (Huang et al. 2024).
     missing_eos_penalty: NotNegative | None = None
-    # vllm needs a GPU.
     rollout_engine: Literal["auto", "loop", "graph", "generate", "vllm"] = "auto"
     vllm_mode: Literal["colocate", "server"] = "colocate"
     vllm_server_base_url: str = "http://localhost:8000"
-    vllm_server_timeout: float = 240.0  # seconds to wait for the server
+    # Seconds until the server is up, and for its answers to one rollout.
+    vllm_server_timeout: Positive = 240.0
+    # The way of new weights to the server. auto: nccl between cards, else as files in a folder of
+    # the run, which the server reads.
+    vllm_weight_transfer: Literal["auto", "nccl", "folder"] = "auto"
     # The next four are of a colocated vLLM.
     vllm_gpu_memory_utilization: float = 0.3  # share of a card
     vllm_max_model_length: Count | None = None

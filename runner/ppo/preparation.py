@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, Trainer
 from runner.errors import ConfigError, DataError, Fault
 from runner.generate.agent import Agent, Environments, Tool, build_agent
 from runner.generate.completion import context_length
-from runner.generate.engines import VLLM
 from runner.generate.sampler import Model, Sampling
 from runner.model.encoding import encode_prompt, stop_ids
 from runner.ppo.config import PPOConfig
@@ -83,20 +82,9 @@ def build_ppo_agent(
 ) -> Agent | None:
     """The agent with the tools or environments; None without any.
 
-    Raises ConfigError where no turn could end, and for vLLM, which all processes must ask for the
-    same number of completions.
+    Raises ConfigError where no turn could end.
     """
     agent = build_agent(tools, environments, args.max_tool_calling_iterations)
-    if agent and args.rollout_engine == "vllm":
-        raise ConfigError(
-            Fault(
-                where="trainer.args.rollout_engine",
-                found="vllm, with tools",
-                expected="another engine, because with vLLM every process must ask for the "
-                "same number of completions",
-                fix="=auto",
-            )
-        )
     if agent and not stop_token_ids:
         raise ConfigError(
             Fault(
@@ -200,13 +188,3 @@ def sampling_of(trainer: Trainer) -> Sampling:
         temperature=args.temperature,
         rows=args.local_rollout_forward_batch_size,
     )
-
-
-def build_vllm(trainer: Trainer) -> VLLM | None:
-    """The engine of rollouts, where it is vLLM."""
-    args = trainer.args
-    if args.rollout_engine != "vllm":
-        return None
-    policy = trainer.actor_critic.policy
-    tokenizer = trainer.processing_class
-    return VLLM(policy, trainer.accelerator, tokenizer, args, sampling_of(trainer))

@@ -15,9 +15,10 @@ from transformers import Trainer
 from runner.errors import ConfigError, Fault
 from runner.generate.agent import Agent
 from runner.generate.completion import context_length, of_episode, to_completions
-from runner.generate.sampler import Responses, sample, whole
+from runner.generate.sampler import Responses
 from runner.io.turns import Row
 from runner.model.encoding import encode_prompt
+from runner.ppo.engine import sampling_context
 from runner.ppo.passes import is_in_float32
 from runner.ppo.preparation import sampling_of
 from runner.ppo.rollout import Rollout, SampledRows
@@ -55,33 +56,25 @@ def play_episodes(
     agent: Agent, rows: Sequence[Row], noise_BR: Tensor, trainer: Trainer
 ) -> SampledRows:
     """Completions of several turns, between which tools answer."""
-    policy = trainer.actor_critic.policy
-    with trainer.accelerator.autocast(), whole(trainer.actor_critic):
-        episodes = agent.play(
-            policy,
-            trainer.processing_class,
-            rows,
-            replace(sampling_of(trainer), max_length=context_length(policy)),
-            noise_BR,
-            agree=trainer.largest_count if trainer.is_fsdp_enabled else int,
-            engine=trainer.args.rollout_engine,
-        )
+    how = replace(sampling_of(trainer), max_length=context_length(trainer.actor_critic.policy))
+    in_step = trainer.is_fsdp_enabled
+    if trainer.vllm:
+        in_step = trainer.vllm.needs_everyone
+    agree = trainer.largest_count if in_step else int
+    tokenizer = trainer.processing_class
+    with sampling_context(trainer) as sampler:
+        episodes = agent.play(sampler, tokenizer, rows, how, noise_BR, agree=agree)
     completions = [of_episode(episode, trainer.stop_ids) for episode in episodes]
     logprobs = [torch.tensor(episode.logprobs) for episode in episodes]
     return SampledRows(list(rows), completions, logprobs)
 
 
 def sample_one_turn(rows: Sequence[Row], noise_BR: Tensor, trainer: Trainer) -> SampledRows:
-    """Completions of one turn, by vLLM, which has noise of its own, or by the policy itself."""
+    """Completions of one turn."""
     tokenizer = trainer.processing_class
     prompts = [encode_prompt(tokenizer, row["prompt"], row) for row in rows]
-    if trainer.vllm:
-        responses = trainer.vllm.sample(prompts, trainer.state.global_step)
-    else:
-        policy = trainer.actor_critic.policy
-        engine = trainer.args.rollout_engine
-        with trainer.accelerator.autocast(), whole(trainer.actor_critic):
-            responses = sample(policy, prompts, sampling_of(trainer), noise_BR, engine=engine)
+    with sampling_context(trainer) as sampler:
+        responses = sampler(prompts, sampling_of(trainer), noise_BR)
     stop_ids = trainer.stop_ids
     completions = to_completions(tokenizer, rows, prompts, responses, stop_ids, whole=not stop_ids)
     return SampledRows(list(rows), completions, responses.logprobs)

@@ -39,17 +39,17 @@ from trl.models import prepare_fsdp
 
 from runner.generate.agent import Environments, Tool
 from runner.generate.earned import Reward, Rewards
-from runner.generate.sampler import Model
+from runner.generate.sampler import Model, Sampler
 from runner.io.temporary import temporarily
 from runner.ppo.actor_critic import ActorCritic, build_actor_critic, build_reference, place_frozen
 from runner.ppo.config import PPOConfig, adapt_to_loop
 from runner.ppo.dynamic_sampling import roll_out_groups
+from runner.ppo.engine import build_rollout_engine
 from runner.ppo.held_out_prompts import evaluate_held_out, write_samples
 from runner.ppo.passes import kernels
 from runner.ppo.preparation import (
     as_list,
     build_ppo_agent,
-    build_vllm,
     check_datasets,
     check_distribution,
     find_stop_ids,
@@ -148,7 +148,7 @@ class PPOTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self.rewards.autocast = self.accelerator.autocast
         check_distribution(self)
-        self.vllm = build_vllm(self)
+        self.vllm = build_rollout_engine(self)
         self.ref_logprobs = place_frozen(self)
         # Where all models of an update can. Measured on a CPU, it saves an eighth of the time with
         # a wider model.
@@ -201,6 +201,16 @@ class PPOTrainer(Trainer):
         tokens = torch.tensor(float(sum(rollout.lengths)), device=self.args.device)
         self.state.num_input_tokens_seen += int(self.total(tokens).item())
         return loss
+
+    def engine_sampler(self) -> Sampler | None:
+        """The vLLM that samples in the policy's place, with the weights of now; None without one.
+
+        All processes ask for it together.
+        """
+        if self.vllm is None:
+            return None
+        self.vllm.refresh(self)
+        return self.vllm.sample
 
     # --- Figures of all processes
 

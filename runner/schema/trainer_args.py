@@ -111,6 +111,7 @@ class TrainerArgs(TypedDict, total=False):
     num_iterations: int
     generation_batch_size: int | None
     use_vllm: bool
+    vllm_mode: str
     max_tool_calling_iterations: int | None
     missing_eos_penalty: float | None
     stop_token_id: int | None

@@ -6,6 +6,7 @@ Libraries are only looked for, never imported.
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,7 +32,7 @@ WANTED: dict[str, list[NeededLibrary]] = {
         NeededLibrary(r"runner\.reward\.math\.boxed_answer", "math_verify", "math-verify"),
         NeededLibrary(BLEU, "sacrebleu", "sacrebleu"),
         NeededLibrary(r"runner\.metric\.reference\.rouge", "rouge_score", "rouge-score"),
-        NeededLibrary(SERVED_TRAINER, "vllm", "trl[vllm]"),
+        NeededLibrary(SERVED_TRAINER, "vllm", "vllm"),
         NeededLibrary(SERVED_TRAINER, "requests", "requests"),
         NeededLibrary(r"trl\.experimental\.async_\w+\.\w+Trainer", "kernels", "kernels"),
         NeededLibrary(r"trl\.WeaveCallback", "weave", "weave"),
@@ -39,7 +40,7 @@ WANTED: dict[str, list[NeededLibrary]] = {
         NeededLibrary(r"trl\.experimental\.openreward\..*", "openreward", "trl[openreward]"),
         NeededLibrary(r"trl\.experimental\.merge_model_callback\..*", "mergekit", "mergekit"),
     ],
-    "rollout_engine": [NeededLibrary("vllm", "vllm", "trl[vllm]")],
+    "rollout_engine": [NeededLibrary("vllm", "vllm", "vllm")],
     "attention": [
         NeededLibrary("flash_attention_2", "flash_attn", "flash-attn"),
         NeededLibrary(r"(paged\|)?[\w.-]+/.+", "kernels", "kernels"),  # of the hub
@@ -65,24 +66,55 @@ OTHER_VALUES = {
 }
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """A value of a configuration that needs a library."""
+
+    where: str
+    key: str
+    value: str
+    needed: NeededLibrary
+
+
+def find_wanted(cfg: Config) -> Iterator[Wanted]:
+    """Each value that needs a library beside those that every run needs."""
+    for path, value in walk(cfg):
+        yield from _wanted_by(path, value)
+
+
+def _wanted_by(path: str, value: object) -> Iterator[Wanted]:
+    key = last_key(path)
+    for needed in WANTED.get(key, ()):
+        if re.fullmatch(needed.values, str(value)):
+            yield Wanted(_part_of(path), key, str(value), needed)
+
+
 def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
     """A fault for each library or module that a value, or the user's own code, asks for in vain."""
     for path, value in walk(cfg):
-        where = re.sub(r"\.(?:_target_|\d+)$", "", path)
-        key = last_key(path)
-        for needed in WANTED.get(key, ()):
-            if re.fullmatch(needed.values, str(value)) and not _is_installed(needed.library):
-                fix = to_install(needed.package)
-                if key in OTHER_VALUES:
-                    fix += f", or {where}={OTHER_VALUES[key]}"
-                yield Fault(
-                    where=where,
-                    found=f"{value} needs {needed.library}, which is not installed",
-                    expected=f"the package {needed.library}",
-                    fix=fix,
-                )
-        if key == "_target_":
-            yield from _find_absent_modules(where, str(value))
+        for wanted in _wanted_by(path, value):
+            if not _is_installed(wanted.needed.library):
+                yield _missing_library(wanted)
+        if last_key(path) == "_target_":
+            yield from _find_absent_modules(_part_of(path), str(value))
+
+
+def _missing_library(wanted: Wanted) -> Fault:
+    library = wanted.needed.library
+    fix = to_install(wanted.needed.package)
+    if wanted.key in OTHER_VALUES:
+        fix += f", or {wanted.where}={OTHER_VALUES[wanted.key]}"
+    return Fault(
+        where=wanted.where,
+        found=f"{wanted.value} needs {library}, which is not installed",
+        expected=f"the package {library}",
+        fix=fix,
+    )
+
+
+def _part_of(path: str) -> str:
+    """The key that a fault of a path names: not that of a target, nor the number in a list."""
+    return re.sub(r"\.(?:_target_|\d+)$", "", path)
 
 
 def _is_installed(library: str) -> bool:

@@ -30,7 +30,7 @@ from runner.validate.machine import (
 )
 from runner.validate.model_folders import find_model_folder_faults
 from runner.validate.row_columns import find_column_faults
-from runner.validate.versions import find_other_versions
+from runner.validate.versions import find_absent_requirements, find_other_versions
 
 # What the check of rows and models reads of a configuration, which most jobs of a sweep share.
 GROUPS = ("dataset", "model", "peft", "reward", "metric", "tolerate", "weight", "optimizer")
@@ -165,11 +165,14 @@ def find_environment_faults(runs: Sequence[Composed], elsewhere: bool) -> Iterat
         yield from find_missing_libraries(composed.cfg)
         yield from find_unset_variables(composed.cfg)
         yield from find_device_faults(composed, elsewhere)
+    yield from find_absent_requirements()
+    checked = []
     for composed in runs:
         tolerate = composed.cfg.get("tolerate") or {}
         if not tolerate.get("versions"):
-            yield from find_other_versions()
-            break
+            checked.append(composed.cfg)
+    if checked:
+        yield from find_other_versions(checked)
     yield from find_unnamed_host()
     yield from find_cache_faults()
     yield from find_root_faults(composed.cfg["output_root"] for composed in runs)

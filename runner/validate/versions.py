@@ -1,33 +1,97 @@
-"""Libraries of which another version is installed than the runner was tried with."""
+"""Libraries of which another version is installed than the runner was tried with, or none.
 
-from collections.abc import Iterator
+Only the metadata of packages are read; nothing is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from runner.errors import Fault
-from runner.io.distribution import read_requirements
+from runner.io.distribution import read_extras, read_requirements
 from runner.run import installed_version
+from runner.schema.text import Config
+from runner.validate.libraries import find_wanted
+
+# ``packaging`` is imported inside of functions, because it would take a tenth of a short command.
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+    from packaging.specifiers import Specifier
+    from packaging.version import Version
+
+MODULES = {"hydra-core": "hydra"}  # of packages that are imported by another name
+TOLERATE = "tolerate.versions=true"
 
 
-def find_other_versions() -> Iterator[Fault]:
-    """A fault for each library that the runner needs in another version than the installed one."""
+def find_absent_requirements() -> Iterator[Fault]:
+    """A fault for each library that the runner cannot do without, and that is not installed."""
+    for requirement in _read_needed():
+        module = MODULES.get(requirement.name, requirement.name)
+        if installed_version(requirement.name) is None and find_spec(module) is None:
+            yield Fault(
+                where=requirement.name,
+                found="not installed",
+                expected=_describe_range(requirement),
+                fix=f"pip install '{_to_argument(requirement)}'",
+            )
+
+
+def find_other_versions(configs: Iterable[Config] = ()) -> Iterator[Fault]:
+    """A fault for each installed library whose version is outside of the range that was tried.
+
+    Those of the extras count where one of the ``configs`` asks for them.
+    """
+    requirements = _read_needed()
+    for cfg in configs:
+        requirements += _read_optional(cfg)
+    for requirement in requirements:
+        version = installed_version(requirement.name)
+        if version is not None and not is_within(version, str(requirement.specifier)):
+            yield Fault(
+                where=requirement.name,
+                found=f"{requirement.name} {version}, which was not tried",
+                expected=_describe_range(requirement),
+                fix=f"pip install '{_to_argument(requirement)}', or {TOLERATE}",
+            )
+
+
+def _read_needed() -> list[Requirement]:
+    """The packages that every run needs."""
     from packaging.requirements import Requirement
 
-    for text in read_requirements():
-        if "extra ==" in text:
-            continue
-        requirement = Requirement(text)
-        needed = str(requirement.specifier)
-        version = installed_version(requirement.name)
-        if version and is_within(version, needed):
-            continue
-        found = "not installed"
-        if version:
-            found = f"{requirement.name} {version}, which was not tried"
-        yield Fault(
-            where=requirement.name,
-            found=found,
-            expected=needed,
-            fix=f"pip install '{text}', or tolerate.versions=true",
-        )
+    return [Requirement(text) for text in read_requirements() if "extra ==" not in text]
+
+
+def _read_optional(cfg: Config) -> list[Requirement]:
+    """The packages of the extras that a configuration asks for."""
+    from packaging.requirements import Requirement
+
+    names = set()
+    for wanted in find_wanted(cfg):
+        names |= {Requirement(wanted.needed.package).name, wanted.needed.library}
+    requirements = []
+    for packages in read_extras().values():
+        for requirement in map(Requirement, packages):
+            if requirement.name in names and requirement.specifier:
+                requirements.append(requirement)
+    return requirements
+
+
+def _describe_range(requirement: Requirement) -> str:
+    """A range as one writes it, from its beginning to its end."""
+    from packaging.version import Version
+
+    def version_of(specifier: Specifier) -> Version:
+        return Version(specifier.version.removesuffix(".*"))
+
+    return ",".join(map(str, sorted(requirement.specifier, key=version_of)))
+
+
+def _to_argument(requirement: Requirement) -> str:
+    """A requirement as an argument of pip, without quotes."""
+    return f"{requirement.name}{_describe_range(requirement)}"
 
 
 def is_within(version: str | None, required: str) -> bool:

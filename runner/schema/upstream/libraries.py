@@ -16,7 +16,7 @@ _BITSANDBYTES_OPTIMIZERS = (
 )
 WANTED: dict[str, list[NeededLibrary]] = {
     "use_liger_kernel": [NeededLibrary("True", "liger_kernel", "liger-kernel")],
-    "use_vllm": [NeededLibrary("True", "vllm", "trl[vllm]")],
+    "use_vllm": [NeededLibrary("True", "vllm", "vllm")],
     "deepspeed": [NeededLibrary("(?!None|False).+", "deepspeed", "deepspeed")],
     "optim": [
         NeededLibrary(_BITSANDBYTES_OPTIMIZERS, "bitsandbytes", "bitsandbytes"),

@@ -76,6 +76,9 @@ def build_args(run: Run, adjustments: Sequence[JsonObject] = ()) -> TrainingArgu
     always = {**ALWAYS, "output_dir": str(run.checkpoints)}
     args: TrainingArguments = build(defaults | _selection(experiment) | node | always)
     shards_on_cpu()
+    if getattr(args, "use_vllm", False):
+        # Before TRL starts it, which on a CPU could not give it new weights otherwise.
+        import runner.generate.vllm_worker  # noqa: F401
     return args
 
 

@@ -14,7 +14,7 @@ from runner.generate.budget import answer_tokens
 from runner.generate.completion import TextGenerator, context_length
 from runner.generate.held_out_rows import held_out_sets
 from runner.generate.judge import judge_answers, judge_completions
-from runner.generate.sampler import Sampling, evaluating, whole
+from runner.generate.sampler import Sampler, Sampling, evaluating, whole
 from runner.io.files import JsonObject, replace_rows
 from runner.io.turns import Row
 from runner.metric.ask import Metric
@@ -25,6 +25,15 @@ from runner.training.components.trainer_parts import loss_interface_of
 
 SHOWN = 4  # prompts whose answers are written where nothing else asks for any
 BATCH_SIZE = 64  # prompts side by side, until memory runs out
+
+
+def _sampler_of(trainer: Trainer) -> Sampler | None:
+    """The engine by which a trainer samples in the model's place, with the weights of now.
+
+    It is asked for by all processes, and before they gather the weights.
+    """
+    find_sampler = getattr(trainer, "engine_sampler", None)
+    return find_sampler() if find_sampler else None
 
 
 @dataclass
@@ -50,10 +59,11 @@ class HeldOutMetrics:
         sampled = [metric for metric in metrics if metric.kind == "sampled"]
         read = [metric for metric in metrics if metric.kind == "read"]
         scores = dict[str, float]()
+        sampler = _sampler_of(trainer)
         with whole(trainer.accelerator.unwrap_model(trainer.model)):
             if sampled or self.samples:  # on completions for the first prompts of the set
                 rows = self._first_prompts(sampled, set_name)
-                scores |= self._answer(trainer, rows, sampled, set_name)
+                scores |= self._answer(trainer, sampler, rows, sampled, set_name)
             if read:  # on how likely the known answers are to the model
                 scores |= self._read_answers(trainer, read, set_name)
         # In the order of the configuration, whatever the kind.
@@ -71,8 +81,9 @@ class HeldOutMetrics:
 
     def sample_training(self, trainer: Trainer, rows: Dataset) -> None:
         """Answer the first training prompts for whoever reads them, where no row is held out."""
+        sampler = _sampler_of(trainer)
         with torch.random.fork_rng(), whole(trainer.accelerator.unwrap_model(trainer.model)):
-            self._answer(trainer, list(rows.take(SHOWN)), [], "train")
+            self._answer(trainer, sampler, list(rows.take(SHOWN)), [], "train")
 
     def _first_prompts(self, metrics: Sequence[Metric], set_name: str) -> list[Row]:
         """As many rows of a set as some metric wants, or those that are only shown."""
@@ -95,7 +106,12 @@ class HeldOutMetrics:
         return judge_answers(reader, rows, metrics, is_scorer=is_scorer).scores
 
     def _answer(
-        self, trainer: Trainer, rows: Sequence[Row], metrics: Sequence[Metric], set_name: str
+        self,
+        trainer: Trainer,
+        sampler: Sampler | None,
+        rows: Sequence[Row],
+        metrics: Sequence[Metric],
+        set_name: str,
     ) -> dict[str, float]:
         """The figures of metrics on completions for these rows, which are written down."""
         model = policy_of(trainer)
@@ -103,7 +119,9 @@ class HeldOutMetrics:
         length = answer_tokens(wanted_lengths, upstream.completion_length(vars(trainer.args)))
         with evaluating(model):
             sampling = Sampling(length, rows=self.batch_size)
-            generator = TextGenerator(model, self.tokenizer, sampling, agent=self.agent)
+            generator = TextGenerator(
+                model, self.tokenizer, sampling, agent=self.agent, sampler=sampler
+            )
             figures = judge_completions(generator, rows, metrics)
         if trainer.is_world_process_zero():
             step: JsonObject = {"step": trainer.state.global_step}

@@ -1,0 +1,283 @@
+"""A vLLM server in the place of the sampler: ``vllm serve``, or its module ``api_server``.
+
+Completions are asked for by token ids, a request each, so that each has a seed of its own. New
+weights go the way that vLLM offers: over NCCL from a card to a card, by TRL's client; else as files
+in a folder that the server reads, too.
+"""
+
+import http.client
+import json
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, Request, build_opener
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+
+from runner.errors import ConfigError, EnvironmentFault, Fault
+from runner.generate.padding import Prompts
+from runner.generate.sampler import Model, Responses, Sampling
+from runner.generate.vllm_engine import check_model, check_prompts, cut_answer, seeds_of
+from runner.io.files import JsonObject
+from runner.model.current_weights import current_weights, write_current_weights
+
+EXTENSION = "runner.generate.vllm_worker.Reloadable"
+PARALLEL_REQUESTS = 64
+SECONDS_BETWEEN_TRIES = 1.0
+# What two configs may differ in that describe the same weights.
+OF_NO_SHAPE = ("_name_or_path", "dtype", "transformers_version", "use_cache", "architectures")
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """The server, and how long it may take."""
+
+    url: str
+    timeout: float  # seconds until it is up, and for the answers of one rollout
+    transfer: Literal["nccl", "folder"]  # of new weights
+    folder: Path  # for weights as files
+    logprobs_mode: str = "processed_logprobs"
+
+
+class VLLMServer:
+    """A server that samples from the weights which it was sent last."""
+
+    def __init__(self, model: Model, settings: ServerSettings, *, sends: bool):
+        """Raise ConfigError for a server that is no use for ``model``, EnvironmentFault for none.
+
+        Of several processes the one that ``sends`` the weights also looks at the server.
+        """
+        check_model(model)
+        self.settings = settings
+        self.sends = sends
+        self.opener = build_opener(ProxyHandler({}))
+        self.version = ""  # of the weights that the server has been sent
+        self.sent = 0
+        if sends:
+            self._wait_until_up()
+            self._check(model)
+
+    # --- Its answers
+
+    def sample(self, prompts: Prompts, how: Sampling, noise_BR: Tensor) -> Responses:
+        """A completion for each prompt."""
+        check_prompts(prompts)
+        self._check_version()
+        deadline = time.monotonic() + self.settings.timeout
+        bodies = []
+        for prompt, seed in zip(prompts, seeds_of(noise_BR), strict=True):
+            bodies.append(
+                {
+                    "model": self.name,
+                    "prompt": list(prompt),
+                    "max_tokens": how.limit(prompt),
+                    "seed": seed,
+                    "temperature": how.temperature,
+                    "top_k": how.top_k,
+                    "top_p": how.top_p,
+                    # Else the server takes these from the generation config of its model.
+                    "min_p": 0.0,
+                    "repetition_penalty": 1.0,
+                    "frequency_penalty": 0.0,
+                    "presence_penalty": 0.0,
+                    "stop_token_ids": list(how.stop_ids),
+                    "ignore_eos": True,
+                    "logprobs": 0,
+                    "return_token_ids": True,
+                }
+            )
+
+        def ask(body: JsonObject) -> tuple[Tensor, Tensor]:
+            answer = self._post("/v1/completions", body, deadline)
+            (choice,) = answer["choices"]
+            tokens_R = torch.tensor(choice["token_ids"])
+            logprobs_R = torch.tensor(choice["logprobs"]["token_logprobs"])
+            return cut_answer(tokens_R, logprobs_R, how)
+
+        with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:
+            answers = list(pool.map(ask, bodies))
+        # Of weights that somebody replaced meanwhile, some answers may be.
+        self._check_version()
+        return Responses([tokens for tokens, _ in answers], [logprobs for _, logprobs in answers])
+
+    @cached_property
+    def name(self) -> str:
+        """The model as the server calls it."""
+        models = self._get("/v1/models")["data"]
+        return str(models[0]["id"])
+
+    # --- Its weights
+
+    def load_weights(self, model: Model, version: str, adapter: str | None = None) -> None:
+        """Have the server sample from the weights that ``model`` has now, under this name."""
+        self.version = version
+        if not self.sends:
+            return
+        deadline = time.monotonic() + self.settings.timeout
+        if self.settings.transfer == "nccl":
+            weights = list(current_weights(model, adapter))
+            metadata = []
+            for name, weight in weights:
+                dtype = str(weight.dtype).removeprefix("torch.")
+                metadata.append((name, dtype, list(weight.shape)))
+            self.nccl_client.update_named_params(metadata, iter(weights))
+        else:
+            folder = self.settings.folder
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            write_current_weights(model, folder, adapter)
+            reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder.resolve())}}
+            self._post("/collective_rpc", reload, deadline)
+            shutil.rmtree(folder)
+        self._post("/reset_prefix_cache", {}, deadline)
+        self._post("/update_weight_version", {"new_version": version}, deadline)
+
+    @cached_property
+    def nccl_client(self) -> Any:
+        """TRL's client, for what it can do from card to card."""
+        from trl.generation.vllm_client import VLLMClient
+
+        client = VLLMClient(base_url=self.settings.url, connection_timeout=self.settings.timeout)
+        client.init_communicator(device=torch.accelerator.current_accelerator())
+        return client
+
+    def _check_version(self) -> None:
+        """Raise EnvironmentFault where the server no longer has the weights that it was sent."""
+        version = str(self._get("/weight_info").get("weight_version"))
+        if version != self.version:
+            raise EnvironmentFault(
+                Fault(
+                    where=self.settings.url,
+                    found=f"a server with the weights {version!r}, not {self.version!r}: it was "
+                    "restarted, or another training sends it weights",
+                    expected="a server for this training alone",
+                    fix="the same command continues",
+                )
+            )
+
+    # --- What it must be
+
+    def _check(self, model: Model) -> None:
+        """Raise ConfigError for a server that was started in another way than it must be."""
+        config = self._get("/server_info?config_format=json")["vllm_config"]
+        served = config["model_config"]
+        command = self._command(model)
+        faults = []
+        if served["logprobs_mode"] != self.settings.logprobs_mode:
+            faults.append(
+                Fault(
+                    where=self.settings.url,
+                    found=f"a server with --logprobs-mode {served['logprobs_mode']}",
+                    expected="log-probabilities at the temperature of sampling",
+                    fix=command,
+                )
+            )
+        extension = config["parallel_config"].get("worker_extension_cls")
+        if config["device_config"].get("device") == "cpu" and extension != EXTENSION:
+            faults.append(
+                Fault(
+                    where=self.settings.url,
+                    found="a server on a CPU that packs its weights, and so can take no new ones",
+                    expected=f"--worker-extension-cls {EXTENSION}",
+                    fix=command,
+                )
+            )
+        if not _is_same_model(served["model"], model):
+            faults.append(
+                Fault(
+                    where=self.settings.url,
+                    found=f"a server of {served['model']}, while {model.name_or_path} is trained",
+                    expected="a server of the same model",
+                    fix=command,
+                )
+            )
+        ConfigError.refuse(faults)
+
+    def _command(self, model: Model) -> str:
+        """The command that starts such a server."""
+        words = ["VLLM_SERVER_DEV_MODE=1 vllm serve", model.name_or_path]
+        words.append(f"--logprobs-mode {self.settings.logprobs_mode}")
+        words.append(f"--worker-extension-cls {EXTENSION}")
+        if self.settings.transfer == "nccl":
+            words.append("""--weight-transfer-config '{"backend": "nccl"}'""")
+        return " ".join(words)
+
+    def _wait_until_up(self) -> None:
+        """Raise EnvironmentFault where no server answers in time."""
+        deadline = time.monotonic() + self.settings.timeout
+        while True:
+            try:
+                self._get("/health")
+                return
+            except EnvironmentFault:
+                if time.monotonic() + SECONDS_BETWEEN_TRIES > deadline:
+                    raise
+            time.sleep(SECONDS_BETWEEN_TRIES)
+
+    # --- HTTP
+
+    def _get(self, path: str) -> JsonObject:
+        deadline = time.monotonic() + self.settings.timeout
+        return self._ask(Request(self.settings.url + path), deadline)
+
+    def _post(self, path: str, body: JsonObject, deadline: float) -> JsonObject:
+        headers = {"Content-Type": "application/json"}
+        request = Request(self.settings.url + path, json.dumps(body).encode(), headers)
+        return self._ask(request, deadline)
+
+    def _ask(self, request: Request, deadline: float) -> JsonObject:
+        """The answer of the server; EnvironmentFault where there is none in time."""
+        path = request.full_url.removeprefix(self.settings.url)
+        seconds = max(deadline - time.monotonic(), 0.001)
+        try:
+            with self.opener.open(request, timeout=seconds) as response:
+                content = response.read()
+        except HTTPError as error:
+            if error.code == 404 and path != "/v1/completions":
+                raise ConfigError(self._without_development(path)) from None
+            text = error.read().decode(errors="replace")[:500]
+            raise EnvironmentFault(self._no_answer(path, f"status {error.code}: {text}")) from None
+        except TimeoutError:
+            reason = f"nothing for {self.settings.timeout:g} s"
+            raise EnvironmentFault(self._no_answer(path, reason)) from None
+        except (OSError, http.client.HTTPException) as error:
+            reason = str(getattr(error, "reason", error)) or type(error).__name__
+            raise EnvironmentFault(self._no_answer(path, reason)) from None
+        answer: JsonObject = json.loads(content) if content else {}
+        return answer
+
+    def _no_answer(self, path: str, reason: str) -> Fault:
+        return Fault(
+            where=self.settings.url,
+            found=f"no answer to {path}: {reason}",
+            expected="a running vLLM server, which answers within trainer.args.vllm_server_timeout",
+            fix="start the server again; then the same command continues",
+        )
+
+    def _without_development(self, path: str) -> Fault:
+        return Fault(
+            where=self.settings.url,
+            found=f"a server without {path}",
+            expected="one that takes new weights, which vLLM calls development mode",
+            fix="start it with VLLM_SERVER_DEV_MODE=1",
+        )
+
+
+def _is_same_model(path: str, model: Model) -> bool:
+    """True where the server has the model, or one with the same layers; it is sent the weights."""
+    if path == model.name_or_path:
+        return True
+    try:
+        served = AutoConfig.from_pretrained(path).to_dict()
+    except (OSError, ValueError):
+        return False
+    trained = model.config.to_dict()
+    names = {*served, *trained} - {*OF_NO_SHAPE}
+    return all(served.get(name) == trained.get(name) for name in names)

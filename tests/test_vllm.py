@@ -1,0 +1,261 @@
+"""Weights for vLLM, and a stand-in for its server; ``fault/vllm_real.py`` asks the real one."""
+
+import contextlib
+import json
+import logging.config
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+from vllm_there import STAND_IN
+
+from runner.config.sharding import find_gpu_faults
+from runner.errors import ConfigError, EnvironmentFault
+from runner.generate.sampler import Sampling, seeded_generator, uniform
+from runner.generate.vllm_engine import check_model
+from runner.generate.vllm_server import EXTENSION, ServerSettings, VLLMServer
+from runner.io.files import read_rows
+from runner.launch.run_log import logging_to
+from runner.model.current_weights import current_weights, write_current_weights
+from tests.tiny_ppo import END, letter_model
+
+PROBE = torch.tensor([[1, 2, 3, 4, 5]])
+TUNERS = {
+    "lora": LoraConfig(target_modules=["q_proj", "down_proj"]),
+    "dora": LoraConfig(target_modules=["v_proj"], use_dora=True),
+    "with a whole layer": LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]),
+    "with embeddings": LoraConfig(target_modules=["embed_tokens", "o_proj"]),
+}
+
+
+def shaken(tuner: str) -> object:
+    """A model with two adapters, neither of which is still without effect."""
+    model = letter_model(tie_word_embeddings=False)
+    model = get_peft_model(model, TUNERS[tuner], adapter_name="policy")
+    model.add_adapter("other", LoraConfig(target_modules=["k_proj"]))
+    model.set_adapter("policy")
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora" in name or "modules_to_save" in name:
+                weight.add_(torch.randn_like(weight) * 0.1)
+    return model.eval()
+
+
+@pytest.mark.parametrize("tuner", TUNERS)
+def test_current_weights_are_those_that_an_adapted_model_computes_with(tuner, tmp_path):
+    model = shaken(tuner)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with torch.no_grad():
+        expected = model(PROBE).logits
+    write_current_weights(model, tmp_path, "policy")
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        assert loaded(PROBE).logits == pytest.approx(expected, abs=1e-5)
+
+
+def test_current_weights_of_a_whole_model_are_its_own_each_once():
+    model = letter_model(tie_word_embeddings=True)
+    weights = dict(current_weights(model))
+    assert [*weights] == [name for name, _ in model.named_parameters()]
+    assert "lm_head.weight" not in weights
+
+
+def test_a_model_whose_sum_with_its_adapter_cannot_be_told_is_refused():
+    model = letter_model(tie_word_embeddings=True)
+    with pytest.warns(UserWarning, match="tie_word_embeddings"):
+        adapted = get_peft_model(model, LoraConfig(target_modules=["embed_tokens"]))
+    with pytest.raises(ConfigError, match="embeddings that the output layer shares"):
+        check_model(adapted)
+    check_model(get_peft_model(letter_model(), LoraConfig(target_modules=["q_proj"])))
+
+
+def test_ways_of_weights_that_need_a_card_are_refused_without_one():
+    trl = {"use_vllm": True, "vllm_mode": "server"}
+    assert [fault.found for fault in find_gpu_faults(trl)] == ["server, but there is no GPU here"]
+    assert not list(find_gpu_faults(trl | {"vllm_mode": "colocate"}))
+    (fault,) = find_gpu_faults({"vllm_weight_transfer": "nccl"})
+    assert fault.fix == "trainer.args.vllm_weight_transfer=folder"
+
+
+def test_the_log_of_a_run_goes_on_after_a_library_has_closed_it(tmp_path):
+    path = tmp_path / "log.txt"
+    with logging_to(path):
+        logging.getLogger("a").warning("before")
+        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
+        logging.getLogger("a").warning("after")
+    assert [line.split()[-1] for line in path.read_text().splitlines()] == ["before", "after"]
+
+
+# --- An engine in this process: a stand-in for the package ----------------------------------------
+
+
+@pytest.mark.dear("three commands that load a model")
+@pytest.mark.slow
+def test_vllm_answers_greedily_as_our_sampler_does_and_seeds_each_completion(runner):
+    words = ("model=tiny", "dataset=toy_sort", "limit=3")
+    door = "vllm_there:with_vllm"
+    runner("predict", *words, "to=ours.jsonl")
+    runner("predict", *words, "engine=vllm", "to=vllm.jsonl", door=door, **STAND_IN)
+    ours = read_rows(runner.folder / "ours.jsonl")
+    for row, answer in zip(ours, read_rows(runner.folder / "vllm.jsonl"), strict=True):
+        assert answer == row | {"log_probability": pytest.approx(row["log_probability"], abs=1e-4)}
+    runner("predict", *words, "n=4", "engine=vllm", "to=four.jsonl", door=door, **STAND_IN)
+    texts = [row["completion"] for row in read_rows(runner.folder / "four.jsonl")]
+    assert any(len({*texts[row : row + 4]}) > 1 for row in range(0, len(texts), 4))
+
+
+@pytest.mark.slow
+def test_vllm_is_missed_before_a_model_is_loaded(runner):
+    refused = runner("evaluate", "model=tiny", "dataset=toy_sort", "engine=vllm", code=5)
+    assert "vllm is not installed" in refused.stderr
+
+
+# --- A server -------------------------------------------------------------------------------------
+
+
+class Served(BaseHTTPRequestHandler):
+    """The part of a vLLM server that PPO uses; each completion is the last token, again and again.
+
+    ``server.info`` is how it was started, and ``server.weights`` what it was sent.
+    """
+
+    def do_GET(self):
+        server = self.server
+        answers = {
+            "/health": {},
+            "/v1/models": {"data": [{"id": "served"}]},
+            "/weight_info": {"weight_version": server.version},
+        }
+        if server.takes_weights:
+            answers["/server_info?config_format=json"] = {"vllm_config": server.info}
+        self.answer(answers.get(self.path))
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, asked))
+        answer = {}
+        if self.path == "/v1/completions":
+            self.server.goes_on.wait()
+            token = asked["prompt"][-1]
+            tokens = [token] * asked["max_tokens"]
+            logprobs = {"token_logprobs": [-0.5] * len(tokens)}
+            answer = {"choices": [{"token_ids": tokens, "logprobs": logprobs}]}
+        elif self.path == "/collective_rpc":
+            folder = Path(asked["kwargs"]["weights_path"])
+            self.server.weights = sorted(path.name for path in folder.iterdir())
+        elif self.path == "/update_weight_version":
+            self.server.version = asked["new_version"]
+        self.answer(answer)
+
+    def answer(self, value):
+        body = json.dumps(value).encode()
+        with contextlib.suppress(BrokenPipeError):  # of a client that no longer waits
+            self.send_response(404 if value is None else 200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@pytest.fixture
+def served(tmp_path):
+    model = letter_model()
+    model.name_or_path = "mine"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Served) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        server.info = {
+            "model_config": {"logprobs_mode": "processed_logprobs", "model": "mine"},
+            "parallel_config": {"worker_extension_cls": EXTENSION},
+            "device_config": {"device": "cpu"},
+        }
+        server.version = "default"
+        server.asked = []
+        server.goes_on = threading.Event()
+        server.goes_on.set()
+        server.takes_weights = True
+        server.model = model
+        url = f"http://127.0.0.1:{server.server_port}"
+        server.settings = ServerSettings(url, 5.0, "folder", tmp_path / "weights")
+        yield server
+        server.goes_on.set()
+        server.shutdown()
+
+
+def connect(server: ThreadingHTTPServer) -> VLLMServer:
+    return VLLMServer(server.model, server.settings, sends=True)
+
+
+def ask(client: VLLMServer, prompts: list[list[int]]) -> object:
+    noise = torch.stack(
+        [uniform(4, generator=seeded_generator(row)) for row in range(len(prompts))]
+    )
+    return client.sample(prompts, Sampling(4, (END,), temperature=0.7), noise)
+
+
+def test_a_server_is_sent_the_weights_and_asked_with_a_seed_for_each_prompt(served, tmp_path):
+    client = connect(served)
+    client.load_weights(served.model, "run, step 1")
+    assert served.weights == ["config.json", "model.safetensors"]
+    assert not (tmp_path / "weights").exists()
+    assert [path for path, _ in served.asked[1:]] == [
+        "/reset_prefix_cache",
+        "/update_weight_version",
+    ]
+    responses = ask(client, [[1, 2], [1, 2], [3, END]])
+    assert [tokens.tolist() for tokens in responses.tokens] == [[2] * 4, [2] * 4, [END]]
+    assert [len(logprobs) for logprobs in responses.logprobs] == [4, 4, 1]
+    asked = [body for path, body in served.asked if path == "/v1/completions"]
+    assert len({body["seed"] for body in asked}) == 3
+    assert {body["temperature"] for body in asked} == {0.7}
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "message"),
+    [
+        ("model_config", {"logprobs_mode": "raw_logprobs"}, "--logprobs-mode raw_logprobs"),
+        ("model_config", {"model": "others"}, "a server of others, while mine is trained"),
+        ("parallel_config", {"worker_extension_cls": ""}, "packs its weights"),
+    ],
+)
+def test_a_server_that_is_no_use_is_refused_with_the_command_for_another(
+    served, part, values, message
+):
+    served.info[part] |= values
+    with pytest.raises(ConfigError, match=message) as error:
+        connect(served)
+    assert error.value.faults[0].fix.startswith("VLLM_SERVER_DEV_MODE=1 vllm serve mine")
+
+
+def test_a_server_that_takes_no_weights_is_refused(served):
+    served.takes_weights = False
+    with pytest.raises(ConfigError, match="development mode"):
+        connect(served)
+
+
+def test_a_server_that_somebody_else_sends_weights_is_noticed(served):
+    client = connect(served)
+    client.load_weights(served.model, "run, step 1")
+    served.version = "other run, step 7"
+    with pytest.raises(EnvironmentFault, match="other run, step 7"):
+        ask(client, [[1, 2]])
+
+
+def test_a_slow_server_and_none_at_all_are_told_within_the_time(served):
+    served.settings = ServerSettings(served.settings.url, 0.2, "folder", served.settings.folder)
+    client = connect(served)
+    client.load_weights(served.model, "run, step 1")
+    served.goes_on.clear()
+    with pytest.raises(EnvironmentFault, match=r"nothing for 0\.2 s"):
+        ask(client, [[1, 2]])
+    served.settings = ServerSettings("http://127.0.0.1:9", 0.2, "folder", served.settings.folder)
+    with pytest.raises(EnvironmentFault, match="no answer to /health"):
+        connect(served)
