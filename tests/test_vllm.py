@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 from vllm_there import STAND_IN
 
 from runner.config.sharding import find_gpu_faults
@@ -68,6 +69,36 @@ def test_current_weights_of_a_whole_model_are_its_own_each_once():
     weights = dict(current_weights(model))
     assert [*weights] == [name for name, _ in model.named_parameters()]
     assert "lm_head.weight" not in weights
+
+
+SMALL = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+# In memory the head of the first has another name than in its files, and the second has all experts
+# of a layer in one weight.
+CONVERTED = {
+    "gpt_neox": {"tie_word_embeddings": False},
+    "mixtral": {"num_key_value_heads": 2, "num_local_experts": 2},
+}
+
+
+@pytest.mark.parametrize("kind", CONVERTED)
+def test_current_weights_have_the_names_and_shapes_of_the_files_of_a_model(kind, tmp_path):
+    config = AutoConfig.for_model(kind, **SMALL, **CONVERTED[kind])
+    made = AutoModelForCausalLM.from_config(config)
+    made.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    for model in (made, loaded):
+        assert saved.keys() != dict(model.named_parameters()).keys()
+        weights = dict(current_weights(model))
+        assert weights.keys() == saved.keys()
+        for name, weight in saved.items():
+            assert torch.equal(weights[name], weight), name
 
 
 def test_a_model_whose_sum_with_its_adapter_cannot_be_told_is_refused():

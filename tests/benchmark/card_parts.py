@@ -72,10 +72,10 @@ def row_of(side: str, figures: Mapping[str, Any], note: str = "") -> Row:
 
 
 def failed_row(side: Side) -> Row:
-    """The row of a side that failed, with the last line that it said."""
+    """The row of a side that failed, with the cause."""
     if NO_NEW_WEIGHTS in side.log.read_text(errors="replace"):
         return Row(side.name, note="vLLM's build for CPUs takes no new weights as TRL hands them")
-    return Row(side.name, note=f"failed: {side.last_line()[:200]}", failed=True)
+    return Row(side.name, note=f"failed: {side.cause()[:200]}", failed=True)
 
 
 # --- The runner beside TRL ----------------------------------------------------------------------

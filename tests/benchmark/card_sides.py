@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -60,6 +61,7 @@ DEMONSTRATIONS = {"prompt": (200, 512), "completion": (20, 53)}
 ON_CPU = {"use_cpu": True, "bf16": False, "activation_checkpointing": False}
 WARM_STEPS = 2  # that load kernels; no figure counts them
 SECONDS_TO_STOP = 15
+NAMES_ERROR = re.compile(r"^found |Error: ")
 
 
 # --- Models and rows ----------------------------------------------------------------------------
@@ -167,10 +169,12 @@ class Side:
         print(f"{self.name} ended with {code}:\n{end}", file=sys.stderr)
         return None
 
-    def last_line(self) -> str:
-        """The last line of its log that says something."""
-        lines = self.log.read_text(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    def cause(self) -> str:
+        """The last line of its log that names an error, or else the last one."""
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()]
+        lines = [line for line in lines if line]
+        errors = [line for line in lines if NAMES_ERROR.search(line)]
+        return [*lines, *errors][-1] if lines else ""
 
 
 def our_side(
