@@ -165,7 +165,9 @@ def _refusals_of(where: str) -> Iterator[None]:
     except ValueError as error:
         if own_place(error):
             raise
-        found = str(error).splitlines()[0]
+        found, *details = str(error).splitlines()
+        if details and "validation error" in found:  # of pydantic, which counts them first
+            found = details[0].strip().partition(" [type=")[0]
         raise ConfigError(Fault(where, found, "values that go together")) from error
 
 
