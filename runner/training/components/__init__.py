@@ -165,10 +165,15 @@ def _refusals_of(where: str) -> Iterator[None]:
     except ValueError as error:
         if own_place(error):
             raise
-        found, *details = str(error).splitlines()
-        if details and "validation error" in found:  # of pydantic, which counts them first
-            found = details[0].strip().partition(" [type=")[0]
-        raise ConfigError(Fault(where, found, "values that go together")) from error
+        raise ConfigError(Fault(where, reason_of(error), "values that go together")) from error
+
+
+def reason_of(error: ValueError) -> str:
+    """The first line of an error that is a reason: of pydantic's, only a count is before it."""
+    reason, *details = str(error).splitlines()
+    if details and "validation error" in reason:
+        reason = details[0].strip().partition(" [type=")[0]
+    return reason
 
 
 def _check_stop_strings(experiment: Experiment, args: TrainingArguments, model: Model) -> None:
