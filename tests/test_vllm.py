@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from vllm_there import STAND_IN
 
 from runner.config.sharding import find_gpu_faults
-from runner.errors import ConfigError, EnvironmentFault
+from runner.errors import ConfigError, EnvironmentFault, reason_of
 from runner.generate import vllm_server
 from runner.generate.sampler import Sampling, seeded_generator, uniform
 from runner.generate.vllm_engine import check_model, set_meeting_point
@@ -26,7 +26,6 @@ from runner.generate.vllm_server import EXTENSION, ServerSettings, VLLMServer
 from runner.io.files import read_rows
 from runner.launch.run_log import logging_to
 from runner.model.current_weights import current_weights, write_current_weights
-from runner.training.components import reason_of
 from tests.tiny_ppo import END, letter_model
 
 PROBE = torch.tensor([[1, 2, 3, 4, 5]])
@@ -172,6 +171,14 @@ def test_vllm_answers_greedily_as_our_sampler_does_and_seeds_each_completion(run
 def test_vllm_is_missed_before_a_model_is_loaded(runner):
     refused = runner("evaluate", "model=tiny", "dataset=toy_sort", "engine=vllm", code=5)
     assert "vllm is not installed" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_vllm_that_does_not_start_says_why(runner):
+    words = ("predict", "model=tiny", "dataset=toy_sort", "engine=vllm", "to=a.jsonl")
+    refused = runner.cold(*words, VLLM_CPU_KVCACHE_SPACE="100000", **STAND_IN)
+    assert refused.returncode == 5, refused.stderr
+    assert "less than requested memory" in refused.stderr
 
 
 # --- A server -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments, se
 from runner.config.build import build
 from runner.config.experiment import Experiment
 from runner.dataset.weigh import carries_weights
-from runner.errors import ConfigError, Fault, own_place
+from runner.errors import ConfigError, Fault, own_place, reason_of
 from runner.generate.sampler import Model
 from runner.io.terminal import mute_libraries
 from runner.model.check import no_stop_strings
@@ -166,14 +166,6 @@ def _refusals_of(where: str) -> Iterator[None]:
         if own_place(error):
             raise
         raise ConfigError(Fault(where, reason_of(error), "values that go together")) from error
-
-
-def reason_of(error: ValueError) -> str:
-    """The first line of an error that is a reason: of pydantic's, only a count is before it."""
-    reason, *details = str(error).splitlines()
-    if details and "validation error" in reason:
-        reason = details[0].strip().partition(" [type=")[0]
-    return reason
 
 
 def _check_stop_strings(experiment: Experiment, args: TrainingArguments, model: Model) -> None:
