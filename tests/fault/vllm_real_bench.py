@@ -49,8 +49,9 @@ TRL = (
     *FEW,
     "trainer.args.use_vllm=true",
     "trainer.args.vllm_mode=colocate",
-    TWO_STEPS,
 )
+# Steps after which weights that did not reach vLLM would show in the ratios.
+LEARNING = ("trainer.args.max_steps=8", "learning_rate=1e-3")
 GROUPS = ("trainer.args.num_generations=2", "trainer.args.max_completion_length=12")
 EXACT = 1e-4  # of probabilities in float32, between two programs that add in another order
 HALF = 0.25  # the same of bfloat16

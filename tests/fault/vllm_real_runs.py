@@ -19,6 +19,7 @@ from vllm_real_bench import (
     EXACT,
     GROUPS,
     HALF,
+    LEARNING,
     PPO,
     TRL,
     TWO_STEPS,
@@ -114,7 +115,7 @@ def too_short(bench: Bench) -> str:
 
 
 def grpo(bench: Bench) -> str:
-    words = (*GROUPS, "trainer.args.log_completions=true")
+    words = (*GROUPS, *LEARNING, "trainer.args.log_completions=true")
     bench.train("grpo", "trainer=grpo", *TRL, *words)
     answers = defaultdict(set)
     count = 0
@@ -129,17 +130,19 @@ def grpo(bench: Bench) -> str:
 
 
 def rloo(bench: Bench) -> str:
-    bench.train("rloo", "trainer=rloo", *TRL, *GROUPS)
+    bench.train("rloo", "trainer=rloo", *TRL, TWO_STEPS, *GROUPS)
     return f"trained {bench.step('rloo')} steps"
 
 
 def online_dpo(bench: Bench) -> str:
-    bench.train("online_dpo", "trainer=online_dpo", *TRL, "trainer.args.max_new_tokens=12")
+    bench.train(
+        "online_dpo", "trainer=online_dpo", *TRL, TWO_STEPS, "trainer.args.max_new_tokens=12"
+    )
     return f"trained {bench.step('online_dpo')} steps"
 
 
 def grpo_lora(bench: Bench) -> str:
-    bench.train("grpo_lora", "trainer=grpo", *TRL, *GROUPS, "peft=lora")
+    bench.train("grpo_lora", "trainer=grpo", *TRL, *GROUPS, *LEARNING, "peft=lora")
     return f"{told_ratios(bench, 'grpo_lora', HALF)} in bfloat16"
 
 
