@@ -76,18 +76,22 @@ class Server:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = self.bench.folder / f"server-{self.port}.log"
+        module = "vllm.entrypoints.openai.api_server"
+        self.words = ["-m", module, "--model", self.model, "--dtype", "float32", "--enforce-eager"]
+        self.words += ["--max-model-len", "512", "--port", str(self.port), *self.options]
         self.start()
 
     def start(self) -> None:
         """Start it, and wait until it is up."""
-        module = "vllm.entrypoints.openai.api_server"
-        words = ["--model", self.model, "--dtype", "float32", "--enforce-eager"]
-        words += ["--max-model-len", "512", "--port", str(self.port), *self.options]
+        # vLLM's servers leave their sockets behind.
+        temporary = self.bench.folder / "of-servers"
+        temporary.mkdir(exist_ok=True)
+        own = {"DO_NOT_TRACK": "1", "TMPDIR": str(temporary)}
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *words],
+                [sys.executable, *self.words],
                 cwd=self.bench.folder,
-                env=self.bench.environment | {"DO_NOT_TRACK": "1"} | self.variables,
+                env=self.bench.environment | own | self.variables,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from test_vllm import serving
 from tiny import tiny_model
 from vllm_real_bench import (
     EXTENSION,
+    HALF,
     MANY_STEPS,
     PPO,
     TESTS,
@@ -65,12 +67,23 @@ def no_development(bench: Bench) -> str:
 
 
 def no_extension(bench: Bench) -> str:
-    """Without the extension, and with log-probabilities at temperature 1: both are told at once."""
+    """Without the extension, and with log-probabilities at temperature 1: both are told at once.
+
+    The command that is told to type starts a server that will do.
+    """
     with bench.other_server("--logprobs-mode", "raw_logprobs") as server:
-        ended = bench.command(*PPO, TWO_STEPS, *on_server(server), "name=noext", code=2)
-    assert "packs its weights" in ended.stderr, ended.stderr
-    assert "--logprobs-mode raw_logprobs" in ended.stderr, ended.stderr
-    return error_lines(ended)
+        words = (*PPO, TWO_STEPS, *on_server(server), "name=noext")
+        ended = bench.command(*words, code=2)
+        assert "packs its weights" in ended.stderr, ended.stderr
+        assert "--logprobs-mode raw_logprobs" in ended.stderr, ended.stderr
+        told = error_lines(ended)
+        server.stop()
+        variable, python, *server.words = shlex.split(told.rpartition(" type ")[2])
+        assert (variable, python) == ("VLLM_SERVER_DEV_MODE=1", "python"), told
+        server.start()
+        bench.command(*words)
+        ratios = told_ratios(bench, "noext", HALF)
+    return f"{told}; as typed it works: {ratios} in bfloat16"
 
 
 def short_server(bench: Bench) -> str:
