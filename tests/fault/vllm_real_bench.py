@@ -21,7 +21,6 @@ from runner.run.history import read_metrics
 
 TESTS = Path(__file__).resolve().parent.parent
 ROOT = TESTS.parent
-EXTENSION = "runner.generate.vllm_worker.Reloadable"
 # A tiny model needs no more than a gigabyte of attention cache.
 VARIABLES = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -30,6 +29,13 @@ VARIABLES = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
 SECONDS_TO_START = 180
+SERVER_OPTIONS = (
+    "--logprobs-mode",
+    "processed_logprobs",
+    "--worker-extension-cls",
+    "runner.generate.vllm_worker.Reloadable",
+    "--no-enable-chunked-prefill",
+)
 RATIO = "sampling/importance_sampling_ratio"
 FEW = (
     "model=tiny",
@@ -63,12 +69,7 @@ class Server:
 
     bench: Bench
     model: str
-    options: tuple[str, ...] = (
-        "--logprobs-mode",
-        "processed_logprobs",
-        "--worker-extension-cls",
-        EXTENSION,
-    )
+    options: tuple[str, ...] = SERVER_OPTIONS
     variables: dict[str, str] = field(default_factory=lambda: {"VLLM_SERVER_DEV_MODE": "1"})
 
     def __post_init__(self) -> None:

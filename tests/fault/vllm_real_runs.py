@@ -8,17 +8,21 @@ from __future__ import annotations
 import getpass
 import json
 import re
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas
+import torch
 from kinds import Kind
 from test_agent import CALLS, MINE
 from tiny import tiny_tokenizer
+from transformers import AutoModelForCausalLM
 from vllm_real_bench import (
     EXACT,
+    FEW,
     GROUPS,
     HALF,
     LEARNING,
@@ -28,6 +32,7 @@ from vllm_real_bench import (
     Bench,
     error_lines,
     on_server,
+    shipped_model,
     told_ratios,
 )
 
@@ -201,11 +206,20 @@ def online_dpo(bench: Bench) -> str:
 
 
 def distillation(bench: Bench) -> str:
-    return train_by_trl(bench, "distillation")
+    """A teacher of other weights, as its loss would be 0 otherwise."""
+    teacher = bench.folder / "teacher"
+    shutil.copytree(shipped_model(), teacher)
+    model = AutoModelForCausalLM.from_pretrained(teacher)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.02)
+    model.save_pretrained(teacher)
+    return train_by_trl(bench, "distillation", f"trainer.teacher_model.path={teacher}")
 
 
 def gold(bench: Bench) -> str:
-    return train_by_trl(bench, "gold")
+    """With completions of the student's at each step, and not half of the time."""
+    return train_by_trl(bench, "gold", "trainer.args.lmbda=1.0")
 
 
 def iw_opd(bench: Bench) -> str:
@@ -415,6 +429,36 @@ def predict_several(bench: Bench) -> str:
     return f"4 samples of 8 prompts, {several} prompts with different ones; the same again"
 
 
+def predict_long(bench: Bench) -> str:
+    """More tokens of prompts than vLLM reads in one step."""
+    path = bench.folder / "long.jsonl"
+    lines = []
+    for n in range(24):
+        digits = " ".join(str((n + place * place) % 10) for place in range(220))
+        turns = [{"role": "user", "content": f"Sort these digits: {digits}"}]
+        lines.append(json.dumps({"prompt": turns}) + "\n")
+    path.write_text("".join(lines))
+    words = ("model=tiny", f"file={path}", "max_new_tokens=16")
+    ours, _ = answers_of(bench, *words)
+    theirs, _ = answers_of(bench, *words, "engine=vllm")
+    assert [row["completion"] for row in ours] == [row["completion"] for row in theirs]
+    bench.command("predict", *words, "engine=vllm", "n=2", f"to={bench.folder / 'sampled.jsonl'}")
+    return f"{len(ours)} of {len(ours)} texts equal, and 2 samples of each"
+
+
+def held_out(bench: Bench) -> str:
+    """The held-out answers of a trainer that samples none itself."""
+    words = [word for word in FEW if word != "metric=none"]
+    bench.train("held_out", "trainer=sft", *words, "metric=exact", "engine=vllm", TWO_STEPS)
+    lines = [
+        line
+        for line in read_metrics(bench.run("held_out") / "metrics.jsonl")
+        if "eval_exact" in line
+    ]
+    assert [line["step"] for line in lines] == [0, 2], lines
+    return f"eval_exact {lines[0]['eval_exact']:.2f} before and {lines[1]['eval_exact']:.2f} after"
+
+
 def predict_system(bench: Bench) -> str:
     """Chats with a turn of the system, by a trained adapter."""
     bench.train("ppo_lora", *PPO, TWO_STEPS, "peft=lora")
@@ -525,6 +569,8 @@ CASES = (
     tools_server,
     predict,
     predict_several,
+    predict_long,
+    held_out,
     predict_system,
     evaluate,
     resume,

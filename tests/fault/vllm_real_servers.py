@@ -20,14 +20,13 @@ from urllib.request import ProxyHandler, Request, build_opener
 from test_vllm import serving
 from tiny import tiny_model
 from vllm_real_bench import (
-    EXTENSION,
     HALF,
     MANY_STEPS,
     PPO,
+    SERVER_OPTIONS,
     TESTS,
     TWO_STEPS,
     Bench,
-    Ended,
     error_lines,
     on_server,
     shipped_model,
@@ -88,14 +87,9 @@ def no_extension(bench: Bench) -> str:
 
 def short_server(bench: Bench) -> str:
     """A server that holds fewer tokens than a prompt has."""
-    options = ("--logprobs-mode", "processed_logprobs", "--worker-extension-cls", EXTENSION)
-    with bench.other_server(*options, "--max-model-len", "16") as server:
+    with bench.other_server(*SERVER_OPTIONS, "--max-model-len", "16") as server:
         ended = bench.command(*PPO, TWO_STEPS, *on_server(server), "name=short_server", code=2)
     return error_lines(ended)
-
-
-def undisturbed(bench: Bench) -> Ended:
-    return bench.train("undisturbed", *PPO, *MANY_STEPS, *on_server(bench.server()))
 
 
 def killed(bench: Bench) -> str:
