@@ -226,6 +226,7 @@ def served(tmp_path):
         server.info = {
             "model_config": {"logprobs_mode": "processed_logprobs", "model": "mine"},
             "parallel_config": {"worker_extension_cls": EXTENSION},
+            "scheduler_config": {"enable_chunked_prefill": False},
             "device_config": {"device": "cpu"},
         }
         server.version = "default"
@@ -278,6 +279,7 @@ def test_a_server_is_sent_the_weights_and_asked_with_a_seed_for_each_prompt(serv
         ("model_config", {"logprobs_mode": "raw_logprobs"}, "--logprobs-mode raw_logprobs"),
         ("model_config", {"model": "others"}, "a server of others, while mine is trained"),
         ("parallel_config", {"worker_extension_cls": ""}, "packs its weights"),
+        ("scheduler_config", {"enable_chunked_prefill": True}, "reads prompts in parts"),
     ],
 )
 def test_a_server_that_is_no_use_is_refused_with_the_command_for_another(

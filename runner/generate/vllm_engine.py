@@ -62,6 +62,15 @@ class VLLMEngine:
         further: dict[str, Any] = {}
         if settings.is_distributed:
             further["distributed_executor_backend"] = "external_launcher"
+        if torch.accelerator.is_available():
+            # As in TRL: by its default vLLM sets aside memory for many more.
+            further["max_num_batched_tokens"] = BATCHED_TOKENS
+        else:
+            # What compiling saves is less than the half minute that it takes.
+            further["enforce_eager"] = True
+            # After a part of a prompt vLLM steps the completion's random numbers back, which those
+            # of a CPU cannot do.
+            further["enable_chunked_prefill"] = False
         with (
             tempfile.TemporaryDirectory(prefix="vllm-") as folder,
             contained(),
@@ -78,10 +87,6 @@ class VLLMEngine:
                 max_model_len=settings.max_model_length,
                 enable_sleep_mode=settings.enable_sleep_mode,
                 tensor_parallel_size=settings.tensor_parallel_size,
-                # As in TRL: by its default vLLM sets aside memory for many more.
-                max_num_batched_tokens=BATCHED_TOKENS,
-                # Without a card what compiling saves is less than the half minute that it takes.
-                enforce_eager=not torch.accelerator.is_available(),
                 **further,
             )
         self._sleep()
