@@ -220,7 +220,8 @@ def to_line(part: str, row: Row) -> str:
         (row.peak_gb, 1),
     ):
         cells.append("" if value is None else f"{value:,.{digits}f}")
-    return f"| {' | '.join([*cells, row.note])} |"
+    note = row.note.replace("|", "/")
+    return f"| {' | '.join([*cells, note])} |"
 
 
 if __name__ == "__main__":
