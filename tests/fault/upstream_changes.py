@@ -171,16 +171,16 @@ def _find_field_changes(
 
 
 def to_table(changes: Iterable[Change]) -> list[str]:
-    """The changes as a table; a change that many classes share is one row."""
+    """The changes as a table; a change of a field that many classes share names one of them."""
     classes_of: dict[tuple[str, ...], list[str]] = {}
     for change in changes:
         key = (change.library, change.field, change.was, change.now)
         classes_of.setdefault(key, []).append(change.class_name)
     lines = ["| library | class | field | was | is |", "|---|---|---|---|---|"]
     for (library, field, was, now), class_names in classes_of.items():
-        shown = class_names[0]
-        if len(class_names) > 1:
-            shown = f"{shown} and {len(class_names) - 1} more"
+        shown = ", ".join(class_names)
+        if field and len(class_names) > 1:
+            shown = f"{class_names[0]} and {len(class_names) - 1} more"
         cells = [cell.replace("|", "\\|") for cell in (library, shown, field, was, now)]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
