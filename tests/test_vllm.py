@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from vllm_there import STAND_IN
 
+from runner.__main__ import main
 from runner.config.sharding import find_gpu_faults
 from runner.errors import ConfigError, EnvironmentFault
 from runner.generate import vllm_server
@@ -25,6 +26,7 @@ from runner.generate.vllm_server import EXTENSION, ServerSettings, VLLMServer
 from runner.io.files import read_rows
 from runner.launch.run_log import logging_to
 from runner.model.current_weights import current_weights, write_current_weights
+from runner.run.history import read_metrics
 from tests.tiny_ppo import END, letter_model
 
 PROBE = torch.tensor([[1, 2, 3, 4, 5]])
@@ -158,6 +160,29 @@ def test_vllm_answers_greedily_as_our_sampler_does_and_seeds_each_completion(run
     runner("predict", *words, "n=4", "engine=vllm", "to=four.jsonl", door=door, **STAND_IN)
     texts = [row["completion"] for row in read_rows(runner.folder / "four.jsonl")]
     assert any(len({*texts[row : row + 4]}) > 1 for row in range(0, len(texts), 4))
+
+
+@pytest.mark.dear("two trainings")
+@pytest.mark.slow
+def test_vllm_samples_held_out_answers_and_leaves_the_training_as_it_is(runner):
+    words = ("metric=exact", "trainer.args.max_steps=2", "trainer.args.logging_steps=1")
+    words += ("dataset.limit.train=64", "dataset.limit.eval=4", "trainer.args.eval_steps=1")
+    words += ("trainer.args.eval_strategy=steps", "learning_rate=1e-2", "tolerate.ended_worse=true")
+    runner(*words, "name=ours")
+    runner(*words, "name=vllm", "engine=vllm", door="vllm_there:with_vllm", **STAND_IN)
+    logs = {}
+    for name in ("ours", "vllm"):
+        logs[name] = read_metrics(runner.runs(name)[0] / "metrics.jsonl")
+    losses = [line["loss"] for line in logs["ours"] if "loss" in line]
+    assert losses == [line["loss"] for line in logs["vllm"] if "loss" in line]
+    sampled = [line["step"] for line in logs["vllm"] if "eval_exact" in line]
+    assert sampled == [line["step"] for line in logs["ours"] if "eval_exact" in line]
+
+
+def test_an_engine_for_answers_that_nobody_samples_is_refused(capsys):
+    for words in (["trainer=sft", "metric=none"], ["trainer=reward"]):
+        assert main([*words, "engine=vllm", "--dry-run"]) == 2
+        assert "no metric samples held-out answers" in capsys.readouterr().err
 
 
 @pytest.mark.slow
