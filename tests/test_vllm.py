@@ -5,6 +5,7 @@ import json
 import logging.config
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +19,7 @@ from vllm_there import STAND_IN
 
 from runner.__main__ import main
 from runner.config.sharding import find_gpu_faults
-from runner.errors import ConfigError, EnvironmentFault
+from runner.errors import ConfigError, EnvironmentFault, reason_of
 from runner.generate import vllm_server
 from runner.generate.sampler import Sampling, seeded_generator, uniform
 from runner.generate.vllm_engine import check_model, set_meeting_point
@@ -135,6 +136,12 @@ def test_runs_that_start_at_once_meet_at_ports_of_their_own(monkeypatch):
     assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("node7", "29500")
 
 
+def test_what_pydantic_refuses_is_told_by_its_reason_and_not_by_its_count():
+    text = "1 validation error for ModelConfig\n  Value error, no sleep here [type=value_error]"
+    assert reason_of(ValueError(text)) == "Value error, no sleep here"
+    assert reason_of(ValueError("a\nb")) == "a"
+
+
 def test_the_log_of_a_run_goes_on_after_a_library_has_closed_it(tmp_path):
     path = tmp_path / "log.txt"
     with logging_to(path):
@@ -191,6 +198,14 @@ def test_vllm_is_missed_before_a_model_is_loaded(runner):
     assert "vllm is not installed" in refused.stderr
 
 
+@pytest.mark.slow
+def test_a_vllm_that_does_not_start_says_why(runner):
+    words = ("predict", "model=tiny", "dataset=toy_sort", "engine=vllm", "to=a.jsonl")
+    refused = runner.cold(*words, VLLM_CPU_KVCACHE_SPACE="100000", **STAND_IN)
+    assert refused.returncode == 5, refused.stderr
+    assert "less than requested memory" in refused.stderr
+
+
 # --- A server -------------------------------------------------------------------------------------
 
 
@@ -217,6 +232,10 @@ class Served(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append((self.path, asked))
         answer = {}
+        if self.path == "/v1/completions" and self.server.refuses:
+            error = {"message": self.server.refuses, "type": "BadRequestError", "code": 400}
+            self.answer({"error": error}, 400)
+            return
         if self.path == "/v1/completions":
             self.server.goes_on.wait()
             token = asked["prompt"][-1]
@@ -230,10 +249,10 @@ class Served(BaseHTTPRequestHandler):
             self.server.version = asked["new_version"]
         self.answer(answer)
 
-    def answer(self, value):
+    def answer(self, value, status=200):
         body = json.dumps(value).encode()
         with contextlib.suppress(BrokenPipeError):  # of a client that no longer waits
-            self.send_response(404 if value is None else 200)
+            self.send_response(404 if value is None else status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -242,8 +261,9 @@ class Served(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.fixture
-def served(tmp_path):
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[ThreadingHTTPServer]:
+    """The stand-in, and the settings and the model of a client."""
     model = letter_model()
     model.name_or_path = "mine"
     with ThreadingHTTPServer(("127.0.0.1", 0), Served) as server:
@@ -261,13 +281,20 @@ def served(tmp_path):
         server.lives = threading.Event()
         server.lives.set()
         server.takes_weights = True
+        server.refuses = ""
         server.model = model
         url = f"http://127.0.0.1:{server.server_port}"
-        server.settings = ServerSettings(url, 5.0, "folder", tmp_path / "weights")
+        server.settings = ServerSettings(url, 5.0, "folder", folder / "weights")
         yield server
         server.goes_on.set()
         server.lives.set()
         server.shutdown()
+
+
+@pytest.fixture
+def served(tmp_path):
+    with serving(tmp_path) as server:
+        yield server
 
 
 def connect(server: ThreadingHTTPServer) -> VLLMServer:
@@ -320,6 +347,15 @@ def test_a_server_that_takes_no_weights_is_refused(served):
     served.takes_weights = False
     with pytest.raises(ConfigError, match="development mode"):
         connect(served)
+
+
+def test_a_server_without_room_for_a_completion_is_told_in_its_own_words(served):
+    client = connect(served)
+    client.load_weights(served.model, "run, step 1")
+    served.refuses = "maximum context length is 3 tokens"
+    with pytest.raises(ConfigError, match="context length is 3 tokens") as error:
+        ask(client, [[1, 2]])
+    assert "--max-model-len" in error.value.faults[0].fix
 
 
 def test_a_server_that_somebody_else_sends_weights_is_noticed(served):

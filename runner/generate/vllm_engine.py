@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from runner.errors import ConfigError, Fault, check_library
+from runner.errors import ConfigError, EnvironmentFault, Fault, check_library, reason_of
 from runner.generate.padding import Prompts, media_inputs_of
 from runner.generate.sampler import Model, Responses, Sampling, cut
 from runner.model.current_weights import (
@@ -77,6 +77,7 @@ class VLLMEngine:
             tempfile.TemporaryDirectory(prefix="vllm-") as folder,
             contained(),
             random_state_kept(),
+            _failures_told(),
         ):
             write_current_weights(model, Path(folder), adapter)
             self.llm = vllm.LLM(
@@ -162,6 +163,22 @@ class VLLMEngine:
     def _sleep(self) -> None:
         if self.settings.enable_sleep_mode:
             self.llm.sleep(level=1)  # the weights wait in the memory of the machine
+
+
+@contextlib.contextmanager
+def _failures_told() -> Iterator[None]:
+    """Raise as EnvironmentFault what vLLM says where it does not start."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        raise EnvironmentFault(
+            Fault(
+                where="vllm",
+                found=reason_of(error),
+                expected="a model, settings and memory with which vLLM starts",
+                fix="what it says, or another engine",
+            )
+        ) from error
 
 
 def start_engine(model: Model) -> VLLMEngine:

@@ -305,6 +305,8 @@ class VLLMServer:
             raise EnvironmentFault(self._no_answer(path, reason)) from None
         if response.status == 404 and path != "/v1/completions":
             raise ConfigError(self._without_development(path))
+        if response.status == 400:
+            raise ConfigError(self._refused(path, text))
         if response.status != 200:
             reason = f"status {response.status}: {text[:500]}"
             raise EnvironmentFault(self._no_answer(path, reason))
@@ -317,6 +319,14 @@ class VLLMServer:
             found=f"no answer to {path}: {reason}",
             expected="a running vLLM server; vllm_server_timeout= is how long one is waited for",
             fix="start the server again; then the same command continues",
+        )
+
+    def _refused(self, path: str, text: str) -> Fault:
+        return Fault(
+            where=self.settings.url,
+            found=f"a server that refuses a request to {path}: {text[:500]}",
+            expected="one with room for the longest prompt and its completion",
+            fix="start it with a larger --max-model-len, or a smaller trainer.args.response_length",
         )
 
     def _without_development(self, path: str) -> Fault:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments, se
 from runner.config.build import build
 from runner.config.experiment import Experiment
 from runner.dataset.weigh import carries_weights
-from runner.errors import ConfigError, Fault, own_place
+from runner.errors import ConfigError, Fault, own_place, reason_of
 from runner.generate.sampler import Model
 from runner.io.terminal import mute_libraries
 from runner.model.check import no_stop_strings
@@ -167,8 +167,7 @@ def _refusals_of(where: str) -> Iterator[None]:
     except ValueError as error:
         if own_place(error):
             raise
-        found = str(error).splitlines()[0]
-        raise ConfigError(Fault(where, found, "values that go together")) from error
+        raise ConfigError(Fault(where, reason_of(error), "values that go together")) from error
 
 
 def _check_stop_strings(experiment: Experiment, args: TrainingArguments, model: Model) -> None:
