@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from vllm_there import STAND_IN
 
+from runner.__main__ import main
 from runner.config.sharding import find_gpu_faults
 from runner.errors import ConfigError, EnvironmentFault, reason_of
 from runner.generate import vllm_server
@@ -26,6 +27,7 @@ from runner.generate.vllm_server import EXTENSION, ServerSettings, VLLMServer
 from runner.io.files import read_rows
 from runner.launch.run_log import logging_to
 from runner.model.current_weights import current_weights, write_current_weights
+from runner.run.history import read_metrics
 from tests.tiny_ppo import END, letter_model
 
 PROBE = torch.tensor([[1, 2, 3, 4, 5]])
@@ -167,6 +169,29 @@ def test_vllm_answers_greedily_as_our_sampler_does_and_seeds_each_completion(run
     assert any(len({*texts[row : row + 4]}) > 1 for row in range(0, len(texts), 4))
 
 
+@pytest.mark.dear("two trainings")
+@pytest.mark.slow
+def test_vllm_samples_held_out_answers_and_leaves_the_training_as_it_is(runner):
+    words = ("metric=exact", "trainer.args.max_steps=2", "trainer.args.logging_steps=1")
+    words += ("dataset.limit.train=64", "dataset.limit.eval=4", "trainer.args.eval_steps=1")
+    words += ("trainer.args.eval_strategy=steps", "learning_rate=1e-2", "tolerate.ended_worse=true")
+    runner(*words, "name=ours")
+    runner(*words, "name=vllm", "engine=vllm", door="vllm_there:with_vllm", **STAND_IN)
+    logs = {}
+    for name in ("ours", "vllm"):
+        logs[name] = read_metrics(runner.runs(name)[0] / "metrics.jsonl")
+    losses = [line["loss"] for line in logs["ours"] if "loss" in line]
+    assert losses == [line["loss"] for line in logs["vllm"] if "loss" in line]
+    sampled = [line["step"] for line in logs["vllm"] if "eval_exact" in line]
+    assert sampled == [line["step"] for line in logs["ours"] if "eval_exact" in line]
+
+
+def test_an_engine_for_answers_that_nobody_samples_is_refused(capsys):
+    for words in (["trainer=sft", "metric=none"], ["trainer=reward"]):
+        assert main([*words, "engine=vllm", "--dry-run"]) == 2
+        assert "no metric samples held-out answers" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_vllm_is_missed_before_a_model_is_loaded(runner):
     refused = runner("evaluate", "model=tiny", "dataset=toy_sort", "engine=vllm", code=5)
@@ -246,6 +271,7 @@ def serving(folder: Path) -> Iterator[ThreadingHTTPServer]:
         server.info = {
             "model_config": {"logprobs_mode": "processed_logprobs", "model": "mine"},
             "parallel_config": {"worker_extension_cls": EXTENSION},
+            "scheduler_config": {"enable_chunked_prefill": False},
             "device_config": {"device": "cpu"},
         }
         server.version = "default"
@@ -305,6 +331,7 @@ def test_a_server_is_sent_the_weights_and_asked_with_a_seed_for_each_prompt(serv
         ("model_config", {"logprobs_mode": "raw_logprobs"}, "--logprobs-mode raw_logprobs"),
         ("model_config", {"model": "others"}, "a server of others, while mine is trained"),
         ("parallel_config", {"worker_extension_cls": ""}, "packs its weights"),
+        ("scheduler_config", {"enable_chunked_prefill": True}, "reads prompts in parts"),
     ],
 )
 def test_a_server_that_is_no_use_is_refused_with_the_command_for_another(

