@@ -401,6 +401,14 @@ def causes_of(error: BaseException) -> list[BaseException]:
         chain.append(cause)
 
 
+def reason_of(error: Exception) -> str:
+    """The first line of an error that is a reason: of pydantic's, only a count is before it."""
+    reason, *details = str(error).splitlines() or [type(error).__name__]
+    if details and "validation error" in reason:
+        reason = details[0].strip().partition(" [type=")[0]
+    return reason
+
+
 def own_place(error: BaseException) -> str:
     """The innermost line of the user's own code that an exception came through, as file:line.
 

@@ -1,8 +1,6 @@
 """The needs of a run: exact where they can be counted, and close to the measurement elsewhere."""
 
 import ctypes
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -431,20 +429,6 @@ def measure(words):
 
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 65536)
     print(measured(words[0]))
-
-
-@pytest.mark.grid(1)
-@pytest.mark.slow
-@pytest.mark.parametrize("script", ["card.py", "ppo_gpu.py"])
-def test_a_benchmark_of_a_card_says_if_there_is_none(script):
-    words = [sys.executable, BENCHMARK / script]
-    done = subprocess.run(
-        words, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout.startswith("no CUDA card: nothing to measure")) == (
-        0,
-        True,
-    ), done.stderr
 
 
 @pytest.mark.dear("a wide model is trained to measure its memory")

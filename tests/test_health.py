@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from runner.config import compose
 from runner.config.experiment import Tolerate
@@ -789,6 +790,37 @@ def test_of_a_trainer_without_notes_the_log_counts():
     training.step()
     with pytest.raises(SickRun, match="first_margin"):
         training.event("log", logs={"loss": 0.7, "rewards/margins": 0.1})
+
+
+class Reads(TorchDispatchMode):
+    """Counts what waits for a device: numbers that the host reads, one or several at once."""
+
+    NAMES = ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero")
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.count = 0
+        to_list = torch.Tensor.tolist
+
+        def counted_list(tensor):
+            self.count += 1
+            return to_list(tensor)
+
+        monkeypatch.setattr(torch.Tensor, "tolist", counted_list)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.name().partition(".")[0] in self.NAMES
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_is_read_from_the_device_twice(monkeypatch):
+    """Before the optimizer's step and after it; of all else TRL reads more by itself."""
+    training = Training()
+    reads = Reads(monkeypatch)
+    with reads:
+        for _ in range(3):
+            training.step()
+    assert reads.count == 2 * 3
 
 
 def test_an_alarm_that_is_off_is_not_built():

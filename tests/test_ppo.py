@@ -1058,6 +1058,14 @@ def test_the_longest_prompt_that_fits_is_trained_on(tmp_path):
     ).train()
 
 
+def test_prompts_that_vllm_would_cut_short_are_refused_before_it_starts(tmp_path):
+    rows = Dataset.from_dict({"prompt": ["a"] * 7 + ["a" * 15]})
+    options = {"rollout_engine": "vllm", "vllm_max_model_length": 20, "reward_funcs": zero}
+    with pytest.raises(DataError, match="one of 15 tokens") as error:
+        letter_trainer(tmp_path, rows=rows, **options)
+    assert "at most 14" in error.value.faults[0].expected
+
+
 def test_held_out_prompts_that_are_too_long_are_refused_before_training(tmp_path):
     held = Dataset.from_dict({"prompt": ["a" * 59]})
     with pytest.raises(DataError, match="too long"):

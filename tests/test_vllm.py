@@ -3,24 +3,31 @@
 import contextlib
 import json
 import logging.config
+import os
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 from vllm_there import STAND_IN
 
+from runner.__main__ import main
 from runner.config.sharding import find_gpu_faults
-from runner.errors import ConfigError, EnvironmentFault
+from runner.errors import ConfigError, EnvironmentFault, reason_of
+from runner.generate import vllm_server
 from runner.generate.sampler import Sampling, seeded_generator, uniform
-from runner.generate.vllm_engine import check_model
+from runner.generate.vllm_engine import check_model, set_meeting_point
 from runner.generate.vllm_server import EXTENSION, ServerSettings, VLLMServer
 from runner.io.files import read_rows
 from runner.launch.run_log import logging_to
 from runner.model.current_weights import current_weights, write_current_weights
+from runner.run.history import read_metrics
 from tests.tiny_ppo import END, letter_model
 
 PROBE = torch.tensor([[1, 2, 3, 4, 5]])
@@ -67,6 +74,36 @@ def test_current_weights_of_a_whole_model_are_its_own_each_once():
     assert "lm_head.weight" not in weights
 
 
+SMALL = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+# In memory the head of the first has another name than in its files, and the second has all experts
+# of a layer in one weight.
+CONVERTED = {
+    "gpt_neox": {"tie_word_embeddings": False},
+    "mixtral": {"num_key_value_heads": 2, "num_local_experts": 2},
+}
+
+
+@pytest.mark.parametrize("kind", CONVERTED)
+def test_current_weights_have_the_names_and_shapes_of_the_files_of_a_model(kind, tmp_path):
+    config = AutoConfig.for_model(kind, **SMALL, **CONVERTED[kind])
+    made = AutoModelForCausalLM.from_config(config)
+    made.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    for model in (made, loaded):
+        assert saved.keys() != dict(model.named_parameters()).keys()
+        weights = dict(current_weights(model))
+        assert weights.keys() == saved.keys()
+        for name, weight in saved.items():
+            assert torch.equal(weights[name], weight), name
+
+
 def test_a_model_whose_sum_with_its_adapter_cannot_be_told_is_refused():
     model = letter_model(tie_word_embeddings=True)
     with pytest.warns(UserWarning, match="tie_word_embeddings"):
@@ -82,6 +119,27 @@ def test_ways_of_weights_that_need_a_card_are_refused_without_one():
     assert not list(find_gpu_faults(trl | {"vllm_mode": "colocate"}))
     (fault,) = find_gpu_faults({"vllm_weight_transfer": "nccl"})
     assert fault.fix == "trainer.args.vllm_weight_transfer=folder"
+    (fault,) = find_gpu_faults({"vllm_enable_sleep_mode": True})
+    assert fault.found == "true, but there is no GPU here"
+
+
+def test_runs_that_start_at_once_meet_at_ports_of_their_own(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "node7")
+    ports = set()
+    for _ in range(2):
+        monkeypatch.delenv("MASTER_PORT", raising=False)
+        set_meeting_point()
+        ports.add(os.environ["MASTER_PORT"])
+    assert not ports & {"29500", "23456", "12355", "12345"}  # those that TRL tries first
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    set_meeting_point()
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("node7", "29500")
+
+
+def test_what_pydantic_refuses_is_told_by_its_reason_and_not_by_its_count():
+    text = "1 validation error for ModelConfig\n  Value error, no sleep here [type=value_error]"
+    assert reason_of(ValueError(text)) == "Value error, no sleep here"
+    assert reason_of(ValueError("a\nb")) == "a"
 
 
 def test_the_log_of_a_run_goes_on_after_a_library_has_closed_it(tmp_path):
@@ -111,10 +169,41 @@ def test_vllm_answers_greedily_as_our_sampler_does_and_seeds_each_completion(run
     assert any(len({*texts[row : row + 4]}) > 1 for row in range(0, len(texts), 4))
 
 
+@pytest.mark.dear("two trainings")
+@pytest.mark.slow
+def test_vllm_samples_held_out_answers_and_leaves_the_training_as_it_is(runner):
+    words = ("metric=exact", "trainer.args.max_steps=2", "trainer.args.logging_steps=1")
+    words += ("dataset.limit.train=64", "dataset.limit.eval=4", "trainer.args.eval_steps=1")
+    words += ("trainer.args.eval_strategy=steps", "learning_rate=1e-2", "tolerate.ended_worse=true")
+    runner(*words, "name=ours")
+    runner(*words, "name=vllm", "engine=vllm", door="vllm_there:with_vllm", **STAND_IN)
+    logs = {}
+    for name in ("ours", "vllm"):
+        logs[name] = read_metrics(runner.runs(name)[0] / "metrics.jsonl")
+    losses = [line["loss"] for line in logs["ours"] if "loss" in line]
+    assert losses == [line["loss"] for line in logs["vllm"] if "loss" in line]
+    sampled = [line["step"] for line in logs["vllm"] if "eval_exact" in line]
+    assert sampled == [line["step"] for line in logs["ours"] if "eval_exact" in line]
+
+
+def test_an_engine_for_answers_that_nobody_samples_is_refused(capsys):
+    for words in (["trainer=sft", "metric=none"], ["trainer=reward"]):
+        assert main([*words, "engine=vllm", "--dry-run"]) == 2
+        assert "no metric samples held-out answers" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_vllm_is_missed_before_a_model_is_loaded(runner):
     refused = runner("evaluate", "model=tiny", "dataset=toy_sort", "engine=vllm", code=5)
     assert "vllm is not installed" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_vllm_that_does_not_start_says_why(runner):
+    words = ("predict", "model=tiny", "dataset=toy_sort", "engine=vllm", "to=a.jsonl")
+    refused = runner.cold(*words, VLLM_CPU_KVCACHE_SPACE="100000", **STAND_IN)
+    assert refused.returncode == 5, refused.stderr
+    assert "less than requested memory" in refused.stderr
 
 
 # --- A server -------------------------------------------------------------------------------------
@@ -128,6 +217,8 @@ class Served(BaseHTTPRequestHandler):
 
     def do_GET(self):
         server = self.server
+        if self.path == "/health":
+            server.lives.wait()
         answers = {
             "/health": {},
             "/v1/models": {"data": [{"id": "served"}]},
@@ -141,6 +232,10 @@ class Served(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append((self.path, asked))
         answer = {}
+        if self.path == "/v1/completions" and self.server.refuses:
+            error = {"message": self.server.refuses, "type": "BadRequestError", "code": 400}
+            self.answer({"error": error}, 400)
+            return
         if self.path == "/v1/completions":
             self.server.goes_on.wait()
             token = asked["prompt"][-1]
@@ -154,10 +249,10 @@ class Served(BaseHTTPRequestHandler):
             self.server.version = asked["new_version"]
         self.answer(answer)
 
-    def answer(self, value):
+    def answer(self, value, status=200):
         body = json.dumps(value).encode()
         with contextlib.suppress(BrokenPipeError):  # of a client that no longer waits
-            self.send_response(404 if value is None else 200)
+            self.send_response(404 if value is None else status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -166,8 +261,9 @@ class Served(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.fixture
-def served(tmp_path):
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[ThreadingHTTPServer]:
+    """The stand-in, and the settings and the model of a client."""
     model = letter_model()
     model.name_or_path = "mine"
     with ThreadingHTTPServer(("127.0.0.1", 0), Served) as server:
@@ -175,19 +271,30 @@ def served(tmp_path):
         server.info = {
             "model_config": {"logprobs_mode": "processed_logprobs", "model": "mine"},
             "parallel_config": {"worker_extension_cls": EXTENSION},
+            "scheduler_config": {"enable_chunked_prefill": False},
             "device_config": {"device": "cpu"},
         }
         server.version = "default"
         server.asked = []
         server.goes_on = threading.Event()
         server.goes_on.set()
+        server.lives = threading.Event()
+        server.lives.set()
         server.takes_weights = True
+        server.refuses = ""
         server.model = model
         url = f"http://127.0.0.1:{server.server_port}"
-        server.settings = ServerSettings(url, 5.0, "folder", tmp_path / "weights")
+        server.settings = ServerSettings(url, 5.0, "folder", folder / "weights")
         yield server
         server.goes_on.set()
+        server.lives.set()
         server.shutdown()
+
+
+@pytest.fixture
+def served(tmp_path):
+    with serving(tmp_path) as server:
+        yield server
 
 
 def connect(server: ThreadingHTTPServer) -> VLLMServer:
@@ -224,6 +331,7 @@ def test_a_server_is_sent_the_weights_and_asked_with_a_seed_for_each_prompt(serv
         ("model_config", {"logprobs_mode": "raw_logprobs"}, "--logprobs-mode raw_logprobs"),
         ("model_config", {"model": "others"}, "a server of others, while mine is trained"),
         ("parallel_config", {"worker_extension_cls": ""}, "packs its weights"),
+        ("scheduler_config", {"enable_chunked_prefill": True}, "reads prompts in parts"),
     ],
 )
 def test_a_server_that_is_no_use_is_refused_with_the_command_for_another(
@@ -241,6 +349,15 @@ def test_a_server_that_takes_no_weights_is_refused(served):
         connect(served)
 
 
+def test_a_server_without_room_for_a_completion_is_told_in_its_own_words(served):
+    client = connect(served)
+    client.load_weights(served.model, "run, step 1")
+    served.refuses = "maximum context length is 3 tokens"
+    with pytest.raises(ConfigError, match="context length is 3 tokens") as error:
+        ask(client, [[1, 2]])
+    assert "--max-model-len" in error.value.faults[0].fix
+
+
 def test_a_server_that_somebody_else_sends_weights_is_noticed(served):
     client = connect(served)
     client.load_weights(served.model, "run, step 1")
@@ -249,13 +366,32 @@ def test_a_server_that_somebody_else_sends_weights_is_noticed(served):
         ask(client, [[1, 2]])
 
 
-def test_a_slow_server_and_none_at_all_are_told_within_the_time(served):
-    served.settings = ServerSettings(served.settings.url, 0.2, "folder", served.settings.folder)
+def test_a_server_may_take_long_while_it_lives_and_no_longer(served, monkeypatch):
+    monkeypatch.setattr(vllm_server, "SECONDS_BETWEEN_LOOKS", 0.01)
+    served.settings = replace(served.settings, timeout=0.2)
     client = connect(served)
     client.load_weights(served.model, "run, step 1")
     served.goes_on.clear()
-    with pytest.raises(EnvironmentFault, match=r"nothing for 0\.2 s"):
+    looks = []
+
+    def look(path):
+        looks.append(path)
+        if len(looks) == 3:
+            served.goes_on.set()
+        return get(path)
+
+    get = client._get
+    monkeypatch.setattr(client, "_get", look)
+    assert [tokens.tolist() for tokens in ask(client, [[1, 2]]).tokens] == [[2] * 4]
+    assert looks.count("/health") >= 1
+    monkeypatch.setattr(client, "_get", get)
+    served.goes_on.clear()
+    served.lives.clear()
+    with pytest.raises(EnvironmentFault, match=r"no answer to /health: nothing for 0\.2 s"):
         ask(client, [[1, 2]])
-    served.settings = ServerSettings("http://127.0.0.1:9", 0.2, "folder", served.settings.folder)
+
+
+def test_no_server_at_all_is_told_within_the_time(served):
+    served.settings = replace(served.settings, url="http://127.0.0.1:9", timeout=0.2)
     with pytest.raises(EnvironmentFault, match="no answer to /health"):
         connect(served)

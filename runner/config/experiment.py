@@ -309,6 +309,8 @@ class Experiment(Part):
     """The folder for the runs of all names."""
     objective: str | None = None
     """The held-out score by which a search optimises and a report ranks."""
+    engine: Literal["vllm"] | None = None
+    """vLLM samples held-out answers; null is the runner's own sampler."""
     resume: str | None = None
     """A run whose checkpoints this one begins with."""
     on_sick: Literal["stop", "rollback"] = "stop"

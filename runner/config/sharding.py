@@ -43,6 +43,13 @@ def find_gpu_faults(args: Mapping[str, object], typed: Collection[str] = ()) -> 
     yield from _find_transfer_faults(args)
     if shards_on_cpu():
         return
+    if args.get("vllm_enable_sleep_mode") is True:
+        yield Fault(
+            where="trainer.args.vllm_enable_sleep_mode",
+            found="true, but there is no GPU here",
+            expected="a GPU, whose memory vLLM frees while it sleeps",
+            fix="=false",
+        )
     for name in FIELDS:
         value = args.get(name)
         if value:

@@ -94,6 +94,9 @@ def reduce(cfg: Config, folder: Path, clones: Clones) -> Reduced:
     if processes > 1:
         small.note(f"one process instead of {processes}")
     small.cfg |= {"tracker": {"report_to": "none", "environment": None}, "resume": None}
+    if experiment.engine:
+        small.note(f"the sampler instead of {experiment.engine}")
+        small.cfg.pop("engine")
     small.cfg |= {"launcher": None, "tolerate": {**experiment.tolerate.node, **TOLERATED}}
     if experiment.resume:
         small.note(f"resume={experiment.resume}: from its own first checkpoint instead")

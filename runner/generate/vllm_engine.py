@@ -6,6 +6,7 @@ one prompt gets the same completion whatever stands beside it, but for the round
 
 import contextlib
 import os
+import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
-from runner.errors import ConfigError, Fault, check_library
+from runner.errors import ConfigError, EnvironmentFault, Fault, check_library, reason_of
 from runner.generate.padding import Prompts, media_inputs_of
 from runner.generate.sampler import Model, Responses, Sampling, cut
 from runner.model.current_weights import (
@@ -34,8 +36,9 @@ SEEDS = 1 << 48  # as many as there are values of the noise
 class EngineSettings:
     """The settings of an engine in this process."""
 
-    logprobs_mode: str  # processed_logprobs are those of the distribution that is sampled from
     dtype: torch.dtype
+    # raw_logprobs are those at temperature 1, processed_logprobs of what is sampled from.
+    logprobs_mode: str = "raw_logprobs"
     gpu_memory_utilization: float = 0.9  # share of a card
     max_model_length: int | None = None  # tokens of prompt and completion; None: the model's
     enable_sleep_mode: bool = False  # frees the card while nothing is sampled
@@ -61,10 +64,20 @@ class VLLMEngine:
         further: dict[str, Any] = {}
         if settings.is_distributed:
             further["distributed_executor_backend"] = "external_launcher"
+        if torch.accelerator.is_available():
+            # As in TRL: by its default vLLM sets aside memory for many more.
+            further["max_num_batched_tokens"] = BATCHED_TOKENS
+        else:
+            # What compiling saves is less than the half minute that it takes.
+            further["enforce_eager"] = True
+            # After a part of a prompt vLLM steps the completion's random numbers back, which those
+            # of a CPU cannot do.
+            further["enable_chunked_prefill"] = False
         with (
             tempfile.TemporaryDirectory(prefix="vllm-") as folder,
             contained(),
             random_state_kept(),
+            _failures_told(),
         ):
             write_current_weights(model, Path(folder), adapter)
             self.llm = vllm.LLM(
@@ -77,10 +90,6 @@ class VLLMEngine:
                 max_model_len=settings.max_model_length,
                 enable_sleep_mode=settings.enable_sleep_mode,
                 tensor_parallel_size=settings.tensor_parallel_size,
-                # As in TRL: by its default vLLM sets aside memory for many more.
-                max_num_batched_tokens=BATCHED_TOKENS,
-                # Without a card what compiling saves is less than the half minute that it takes.
-                enforce_eager=not torch.accelerator.is_available(),
                 **further,
             )
         self._sleep()
@@ -156,6 +165,22 @@ class VLLMEngine:
             self.llm.sleep(level=1)  # the weights wait in the memory of the machine
 
 
+@contextlib.contextmanager
+def _failures_told() -> Iterator[None]:
+    """Raise as EnvironmentFault what vLLM says where it does not start."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        raise EnvironmentFault(
+            Fault(
+                where="vllm",
+                found=reason_of(error),
+                expected="a model, settings and memory with which vLLM starts",
+                fix="what it says, or another engine",
+            )
+        ) from error
+
+
 def start_engine(model: Model) -> VLLMEngine:
     """An engine beside a model that stays as it is.
 
@@ -165,8 +190,36 @@ def start_engine(model: Model) -> VLLMEngine:
     if model.device.type == "cuda":  # of the whole card, a part of which the model itself takes
         free, total = torch.cuda.mem_get_info()
         share *= free / total
-    settings = EngineSettings("raw_logprobs", dtype=model.dtype, gpu_memory_utilization=share)
+    settings = EngineSettings(model.dtype, gpu_memory_utilization=share)
     return VLLMEngine(model, settings)
+
+
+def start_training_engine(
+    model: Model, accelerator: Accelerator, adapter: str | None = None, **settings: Any
+) -> VLLMEngine:
+    """An engine in each process of a training, in the precision that this computes in."""
+    # What vLLM reads in each of several processes that have an engine.
+    os.environ["RANK"] = str(accelerator.process_index)
+    os.environ["LOCAL_RANK"] = str(accelerator.local_process_index)
+    os.environ["WORLD_SIZE"] = str(accelerator.num_processes)
+    set_meeting_point()
+    dtype = model.dtype
+    if accelerator.mixed_precision == "bf16":
+        dtype = torch.bfloat16
+    elif accelerator.mixed_precision == "fp16":
+        dtype = torch.float16
+    return VLLMEngine(model, EngineSettings(dtype=dtype, is_distributed=True, **settings), adapter)
+
+
+def set_meeting_point() -> None:
+    """Name a port at which the processes of a vLLM meet; that of a launcher stays.
+
+    TRL and vLLM take the same few ports in every run, where two runs that start at once collide.
+    """
+    os.environ.setdefault("MASTER_ADDR", "localhost")
+    if "MASTER_PORT" not in os.environ:
+        with socket.create_server(("localhost", 0)) as server:
+            os.environ["MASTER_PORT"] = str(server.getsockname()[1])
 
 
 def check_model(model: Model) -> None:

@@ -5,17 +5,19 @@ weights go the way that vLLM offers: over NCCL from a card to a card, by TRL's c
 in a folder that the server reads, too.
 """
 
+import contextlib
 import http.client
 import json
 import shutil
+import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
-from urllib.error import HTTPError
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
@@ -31,6 +33,7 @@ from runner.model.current_weights import current_weights, write_current_weights
 EXTENSION = "runner.generate.vllm_worker.Reloadable"
 PARALLEL_REQUESTS = 64
 SECONDS_BETWEEN_TRIES = 1.0
+SECONDS_BETWEEN_LOOKS = 5.0  # at a server that is at work
 # What two configs may differ in that describe the same weights.
 OF_NO_SHAPE = ("_name_or_path", "dtype", "transformers_version", "use_cache", "architectures")
 
@@ -40,7 +43,7 @@ class ServerSettings:
     """The server, and how long it may take."""
 
     url: str
-    timeout: float  # seconds until it is up, and for the answers of one rollout
+    timeout: float  # seconds until it is up, and without a sign of life of it
     transfer: Literal["nccl", "folder"]  # of new weights
     folder: Path  # for weights as files
     logprobs_mode: str = "processed_logprobs"
@@ -57,7 +60,6 @@ class VLLMServer:
         check_model(model)
         self.settings = settings
         self.sends = sends
-        self.opener = build_opener(ProxyHandler({}))
         self.version = ""  # of the weights that the server has been sent
         self.sent = 0
         if sends:
@@ -70,7 +72,6 @@ class VLLMServer:
         """A completion for each prompt."""
         check_prompts(prompts)
         self._check_version()
-        deadline = time.monotonic() + self.settings.timeout
         bodies = []
         for prompt, seed in zip(prompts, seeds_of(noise_BR), strict=True):
             bodies.append(
@@ -94,15 +95,12 @@ class VLLMServer:
                 }
             )
 
-        def ask(body: JsonObject) -> tuple[Tensor, Tensor]:
-            answer = self._post("/v1/completions", body, deadline)
+        answers = []
+        for answer in self._post_all("/v1/completions", bodies):
             (choice,) = answer["choices"]
             tokens_R = torch.tensor(choice["token_ids"])
             logprobs_R = torch.tensor(choice["logprobs"]["token_logprobs"])
-            return cut_answer(tokens_R, logprobs_R, how)
-
-        with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:
-            answers = list(pool.map(ask, bodies))
+            answers.append(cut_answer(tokens_R, logprobs_R, how))
         # Of weights that somebody replaced meanwhile, some answers may be.
         self._check_version()
         return Responses([tokens for tokens, _ in answers], [logprobs for _, logprobs in answers])
@@ -120,7 +118,6 @@ class VLLMServer:
         self.version = version
         if not self.sends:
             return
-        deadline = time.monotonic() + self.settings.timeout
         if self.settings.transfer == "nccl":
             weights = list(current_weights(model, adapter))
             metadata = []
@@ -134,10 +131,10 @@ class VLLMServer:
             folder.mkdir(parents=True)
             write_current_weights(model, folder, adapter)
             reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder.resolve())}}
-            self._post("/collective_rpc", reload, deadline)
+            self._post("/collective_rpc", reload)
             shutil.rmtree(folder)
-        self._post("/reset_prefix_cache", {}, deadline)
-        self._post("/update_weight_version", {"new_version": version}, deadline)
+        self._post("/reset_prefix_cache", {})
+        self._post("/update_weight_version", {"new_version": version})
 
     @cached_property
     def nccl_client(self) -> Any:
@@ -179,16 +176,8 @@ class VLLMServer:
                     fix=command,
                 )
             )
-        extension = config["parallel_config"].get("worker_extension_cls")
-        if config["device_config"].get("device") == "cpu" and extension != EXTENSION:
-            faults.append(
-                Fault(
-                    where=self.settings.url,
-                    found="a server on a CPU that packs its weights, and so can take no new ones",
-                    expected=f"--worker-extension-cls {EXTENSION}",
-                    fix=command,
-                )
-            )
+        if config["device_config"].get("device") == "cpu":
+            faults += self._find_cpu_faults(config, command)
         if not _is_same_model(served["model"], model):
             faults.append(
                 Fault(
@@ -200,11 +189,32 @@ class VLLMServer:
             )
         ConfigError.refuse(faults)
 
+    def _find_cpu_faults(self, config: JsonObject, command: str) -> Iterator[Fault]:
+        """Faults of a server that computes on a CPU."""
+        if config["parallel_config"].get("worker_extension_cls") != EXTENSION:
+            yield Fault(
+                where=self.settings.url,
+                found="a server on a CPU that packs its weights, and so can take no new ones",
+                expected=f"--worker-extension-cls {EXTENSION}",
+                fix=command,
+            )
+        # After a part of a prompt vLLM steps the completion's random numbers back, which those of
+        # a CPU cannot do: the server would die.
+        if config["scheduler_config"].get("enable_chunked_prefill"):
+            yield Fault(
+                where=self.settings.url,
+                found="a server on a CPU that reads prompts in parts, and dies of seeds with them",
+                expected="--no-enable-chunked-prefill",
+                fix=command,
+            )
+
     def _command(self, model: Model) -> str:
         """The command that starts such a server."""
         words = ["VLLM_SERVER_DEV_MODE=1 vllm serve", model.name_or_path]
         words.append(f"--logprobs-mode {self.settings.logprobs_mode}")
         words.append(f"--worker-extension-cls {EXTENSION}")
+        if not torch.accelerator.is_available():
+            words.append("--no-enable-chunked-prefill")
         if self.settings.transfer == "nccl":
             words.append("""--weight-transfer-config '{"backend": "nccl"}'""")
         return " ".join(words)
@@ -224,41 +234,99 @@ class VLLMServer:
     # --- HTTP
 
     def _get(self, path: str) -> JsonObject:
-        deadline = time.monotonic() + self.settings.timeout
-        return self._ask(Request(self.settings.url + path), deadline)
+        with self._connection(self.settings.timeout) as connection:
+            return self._ask(connection, "GET", path)
 
-    def _post(self, path: str, body: JsonObject, deadline: float) -> JsonObject:
-        headers = {"Content-Type": "application/json"}
-        request = Request(self.settings.url + path, json.dumps(body).encode(), headers)
-        return self._ask(request, deadline)
+    def _post(self, path: str, body: JsonObject) -> JsonObject:
+        with self._connection(self.settings.timeout) as connection:
+            return self._ask(connection, "POST", path, body)
 
-    def _ask(self, request: Request, deadline: float) -> JsonObject:
-        """The answer of the server; EnvironmentFault where there is none in time."""
-        path = request.full_url.removeprefix(self.settings.url)
-        seconds = max(deadline - time.monotonic(), 0.001)
+    def _post_all(self, path: str, bodies: Sequence[JsonObject]) -> list[JsonObject]:
+        """The answers to requests side by side, which may take long as long as the server lives."""
+        connections: list[http.client.HTTPConnection] = []
+
+        def post(body: JsonObject) -> JsonObject:
+            with self._connection(None) as connection:
+                connections.append(connection)
+                return self._ask(connection, "POST", path, body)
+
+        pool = ThreadPoolExecutor(PARALLEL_REQUESTS)
+        futures = [pool.submit(post, body) for body in bodies]
         try:
-            with self.opener.open(request, timeout=seconds) as response:
-                content = response.read()
-        except HTTPError as error:
-            if error.code == 404 and path != "/v1/completions":
-                raise ConfigError(self._without_development(path)) from None
-            text = error.read().decode(errors="replace")[:500]
-            raise EnvironmentFault(self._no_answer(path, f"status {error.code}: {text}")) from None
+            pending = set(futures)
+            while pending:
+                done, pending = wait(pending, SECONDS_BETWEEN_LOOKS, FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+                if pending:
+                    self._get("/health")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for connection in connections:
+                if connection.sock is not None:
+                    # Else its thread would go on waiting for a server that hangs.
+                    with contextlib.suppress(OSError):
+                        connection.sock.shutdown(socket.SHUT_RDWR)
+            raise
+        finally:
+            pool.shutdown()
+        return [future.result() for future in futures]
+
+    @contextlib.contextmanager
+    def _connection(self, timeout: float | None) -> Iterator[http.client.HTTPConnection]:
+        parts = urlsplit(self.settings.url)
+        kind: type[http.client.HTTPConnection] = http.client.HTTPConnection
+        if parts.scheme == "https":
+            kind = http.client.HTTPSConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=timeout)
+        with contextlib.closing(connection):
+            yield connection
+
+    def _ask(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: JsonObject | None = None,
+    ) -> JsonObject:
+        """The answer of the server; EnvironmentFault where there is none."""
+        content = None if body is None else json.dumps(body)
+        prefix = urlsplit(self.settings.url).path
+        headers = {"Content-Type": "application/json"}
+        try:
+            connection.request(method, prefix + path, content, headers)
+            response = connection.getresponse()
+            text = response.read().decode(errors="replace")
         except TimeoutError:
             reason = f"nothing for {self.settings.timeout:g} s"
             raise EnvironmentFault(self._no_answer(path, reason)) from None
         except (OSError, http.client.HTTPException) as error:
-            reason = str(getattr(error, "reason", error)) or type(error).__name__
+            reason = str(error) or type(error).__name__
             raise EnvironmentFault(self._no_answer(path, reason)) from None
-        answer: JsonObject = json.loads(content) if content else {}
+        if response.status == 404 and path != "/v1/completions":
+            raise ConfigError(self._without_development(path))
+        if response.status == 400:
+            raise ConfigError(self._refused(path, text))
+        if response.status != 200:
+            reason = f"status {response.status}: {text[:500]}"
+            raise EnvironmentFault(self._no_answer(path, reason))
+        answer: JsonObject = json.loads(text) if text else {}
         return answer
 
     def _no_answer(self, path: str, reason: str) -> Fault:
         return Fault(
             where=self.settings.url,
             found=f"no answer to {path}: {reason}",
-            expected="a running vLLM server, which answers within trainer.args.vllm_server_timeout",
+            expected="a running vLLM server; vllm_server_timeout= is how long one is waited for",
             fix="start the server again; then the same command continues",
+        )
+
+    def _refused(self, path: str, text: str) -> Fault:
+        return Fault(
+            where=self.settings.url,
+            found=f"a server that refuses a request to {path}: {text[:500]}",
+            expected="one with room for the longest prompt and its completion",
+            fix="start it with a larger --max-model-len, or a smaller trainer.args.response_length",
         )
 
     def _without_development(self, path: str) -> Fault:

@@ -11,12 +11,13 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 Model: TypeAlias = PreTrainedModel | PeftModel
 
 
 def current_weights(model: Model, adapter: str | None = None) -> Iterator[tuple[str, Tensor]]:
-    """The name and the value of each weight, under the names of the model without an adapter.
+    """The name and the value of each weight, as in the files of the model without an adapter.
 
     With an adapter the weights are those of its base with ``adapter`` merged, or with the active
     one. The model itself stays as it is to the bit: each layer is merged for a moment and given
@@ -26,6 +27,14 @@ def current_weights(model: Model, adapter: str | None = None) -> Iterator[tuple[
     base: nn.Module = model
     if isinstance(model, PeftModel):
         base = model.get_base_model()
+    weights = dict(_weights_in_memory(base, adapter))
+    # Of some architectures transformers 5 has weights in memory under other names than in files, or
+    # those of several experts as one.
+    yield from revert_weight_conversion(base, weights).items()
+
+
+def _weights_in_memory(base: nn.Module, adapter: str | None) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a model under its own names, those of adapted layers merged."""
     adapted = []
     for prefix, layer in base.named_modules():
         if isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper):

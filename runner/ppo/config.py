@@ -48,7 +48,7 @@ class PPOConfig(TrainingArguments):
     rollout_engine: Literal["auto", "loop", "graph", "generate", "vllm"] = "auto"
     vllm_mode: Literal["colocate", "server"] = "colocate"
     vllm_server_base_url: str = "http://localhost:8000"
-    # Seconds until the server is up, and for its answers to one rollout.
+    # Seconds until the server is up, and without a sign of life of it.
     vllm_server_timeout: Positive = 240.0
     # The way of new weights to the server. auto: nccl between cards, else as files in a folder of
     # the run, which the server reads.

@@ -4,20 +4,17 @@ Each function takes the PPOTrainer, of which it reads only what is public.
 """
 
 import functools
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-import torch
 from torch import Tensor
 from transformers import Trainer
-from trl.trainer.utils import ensure_master_addr_port
 
 from runner.generate.padding import Prompts
 from runner.generate.sampler import Responses, Sampler, Sampling, sample, whole
-from runner.generate.vllm_engine import EngineSettings, VLLMEngine
+from runner.generate.vllm_engine import VLLMEngine, start_training_engine
 from runner.generate.vllm_server import ServerSettings, VLLMServer
 
 WEIGHTS_FOLDER = ".vllm-weights"  # in the folder of the checkpoints
@@ -82,28 +79,16 @@ def sampling_context(trainer: Trainer) -> Iterator[Sampler]:
 def _build_engine(trainer: Trainer) -> VLLMEngine:
     """A vLLM on the cards of the training."""
     args = trainer.args
-    accelerator = trainer.accelerator
-    # What vLLM reads in each of several processes that have an engine.
-    os.environ["RANK"] = str(accelerator.process_index)
-    os.environ["LOCAL_RANK"] = str(accelerator.local_process_index)
-    os.environ["WORLD_SIZE"] = str(accelerator.num_processes)
-    ensure_master_addr_port()
-    policy = trainer.actor_critic.policy
-    dtype = policy.dtype
-    if accelerator.mixed_precision == "bf16":
-        dtype = torch.bfloat16
-    elif accelerator.mixed_precision == "fp16":
-        dtype = torch.float16
-    settings = EngineSettings(
+    return start_training_engine(
+        trainer.actor_critic.policy,
+        trainer.accelerator,
+        trainer.actor_critic.policy_adapter or None,
         logprobs_mode="processed_logprobs",
-        dtype=dtype,
         gpu_memory_utilization=args.vllm_gpu_memory_utilization,
         max_model_length=args.vllm_max_model_length,
         enable_sleep_mode=args.vllm_enable_sleep_mode,
         tensor_parallel_size=args.vllm_tensor_parallel_size,
-        is_distributed=True,
     )
-    return VLLMEngine(policy, settings, trainer.actor_critic.policy_adapter or None)
 
 
 def _build_server(trainer: Trainer) -> VLLMServer:

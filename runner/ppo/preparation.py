@@ -106,15 +106,28 @@ def check_datasets(
 ) -> None:
     """Raise DataError for rows that the policy cannot hold, or too few of them for an update."""
     prompts = args.rollout_rows // args.num_generations * args.world_size
+    context = max_length(args, policy)
+    length = args.response_length
     for rows in as_list(train_dataset):
-        _check_rows(rows, policy, tokenizer, needed=prompts, length=args.response_length)
+        _check_rows(rows, context, tokenizer, needed=prompts, length=length)
     for rows in as_list(eval_dataset):
-        _check_rows(rows, policy, tokenizer, needed=1, length=args.response_length)
+        _check_rows(rows, context, tokenizer, needed=1, length=length)
+
+
+def max_length(args: PPOConfig, policy: Model) -> int | None:
+    """The most tokens that prompt and completion may have together; None where nothing says so.
+
+    A vLLM in this process may hold fewer than the model, and would cut completions short.
+    """
+    lengths = [context_length(policy)]
+    if args.rollout_engine == "vllm" and args.vllm_mode == "colocate":
+        lengths.append(args.vllm_max_model_length)
+    return min(filter(None, lengths), default=None)
 
 
 def _check_rows(
     rows: Dataset | IterableDataset,
-    model: Model,
+    context: int | None,
     tokenizer: PreTrainedTokenizerBase,
     *,
     needed: int,
@@ -127,13 +140,12 @@ def _check_rows(
             Fault(where="dataset", found=f"columns {names}", expected="a column prompt")
         )
     if not isinstance(rows, IterableDataset):
-        DataError.refuse(_find_row_faults(rows, model, tokenizer, needed, length))
+        DataError.refuse(_find_row_faults(rows, context or math.inf, tokenizer, needed, length))
 
 
 def _find_row_faults(
-    rows: Dataset, model: Model, tokenizer: PreTrainedTokenizerBase, needed: int, length: int
+    rows: Dataset, context: float, tokenizer: PreTrainedTokenizerBase, needed: int, length: int
 ) -> Iterator[Fault]:
-    context = context_length(model) or math.inf
     room = context - length
     token_counts: dict[int, int] = {}
     for index, prompt in enumerate(rows["prompt"]):

@@ -14,13 +14,13 @@ from transformers import Trainer
 
 from runner.errors import ConfigError, Fault
 from runner.generate.agent import Agent
-from runner.generate.completion import context_length, of_episode, to_completions
+from runner.generate.completion import of_episode, to_completions
 from runner.generate.sampler import Responses
 from runner.io.turns import Row
 from runner.model.encoding import encode_prompt
 from runner.ppo.engine import sampling_context
 from runner.ppo.passes import is_in_float32
-from runner.ppo.preparation import sampling_of
+from runner.ppo.preparation import max_length, sampling_of
 from runner.ppo.rollout import Rollout, SampledRows
 
 # From prompts and the trainer to columns, a value for each prompt.
@@ -56,7 +56,9 @@ def play_episodes(
     agent: Agent, rows: Sequence[Row], noise_BR: Tensor, trainer: Trainer
 ) -> SampledRows:
     """Completions of several turns, between which tools answer."""
-    how = replace(sampling_of(trainer), max_length=context_length(trainer.actor_critic.policy))
+    how = replace(
+        sampling_of(trainer), max_length=max_length(trainer.args, trainer.actor_critic.policy)
+    )
     in_step = trainer.is_fsdp_enabled
     if trainer.vllm:
         in_step = trainer.vllm.needs_everyone

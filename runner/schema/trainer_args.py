@@ -112,6 +112,7 @@ class TrainerArgs(TypedDict, total=False):
     generation_batch_size: int | None
     use_vllm: bool
     vllm_mode: str
+    vllm_enable_sleep_mode: bool
     max_tool_calling_iterations: int | None
     missing_eos_penalty: float | None
     stop_token_id: int | None

@@ -47,7 +47,7 @@ from runner.run.alarms import (
 )
 from runner.schema import upstream
 from runner.training.held_out import Notes, notes_of
-from runner.training.probe import Probe
+from runner.training.probe import Probe, read_at_once
 from runner.training.sickness_facts import find_facts
 from runner.training.step_figures import (
     RewardRange,
@@ -71,13 +71,12 @@ class Slope:
     weights: Tensor | None
     gradients: Tensor | None
 
-    def cosine(self, weights_after: Tensor | None) -> float | None:
+    def cosine(self, weights_after: Tensor | None) -> Tensor | None:
         """The cosine between gradients and change of the weights; None without either."""
         if weights_after is None or self.weights is None or self.gradients is None:
             return None
         change = weights_after - self.weights
-        product = change @ self.gradients / (change.norm() * self.gradients.norm())
-        return finite_or_none(product.item())
+        return change @ self.gradients / (change.norm() * self.gradients.norm())
 
 
 @dataclass(eq=False)
@@ -206,27 +205,37 @@ class Health(TrainerCallback):
     def _figures(self) -> StepFigures:
         """The figures of this step that this process sees."""
         weights = self.probe.weights()
+        moving = self.probe
+        moving_weights = weights
         # A policy without a gradient waits for its critic, which then has to move.
         if self.gradient is None and self.probe is not self.trained:
-            moved = self.trained.has_moved(self.trained.weights())
-        else:
-            moved = self.probe.has_moved(weights)
+            moving = self.trained
+            moving_weights = moving.weights()
+        on_device = {
+            "loss": self.loss,
+            "norm": self.norm,
+            "length": self.length,
+            "weight": None if weights is None else weights.norm(),
+            "slope": self.before_step.cosine(weights) if self.before_step else None,
+            "change": moving.change(moving_weights),
+        }
+        seen = {name: figure for name, figure in on_device.items() if figure is not None}
+        figures = dict(zip(seen, read_at_once(list(seen.values())), strict=True))
+        root_mean_square = None
+        if weights is not None:
+            root_mean_square = figures["weight"] / math.sqrt(len(weights))
         rewards = {}
         if self.rewards is not None:
             for name, (low, high, count) in self.rewards().items():
                 rewards[name] = RewardRange(low, high, count)
-        root_mean_square = None
-        if weights is not None:
-            root_mean_square = weights.norm().item() / math.sqrt(len(weights))
-        length = None if self.length is None else finite_or_none(self.length.item())
         return StepFigures(
-            loss=math.nan if self.loss is None else self.loss.item(),
+            loss=figures.get("loss", math.nan),
             gradient=self.gradient,
             weight=root_mean_square,
-            moved=moved,
-            norm=None if self.norm is None else self.norm.item(),
-            slope=self.before_step.cosine(weights) if self.before_step else None,
-            length=length,
+            moved=moving.has_moved(moving_weights, figures.get("change")),
+            norm=figures.get("norm"),
+            slope=finite_or_none(figures.get("slope")),
+            length=finite_or_none(figures.get("length")),
             rewards=rewards,
         )
 

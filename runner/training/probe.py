@@ -73,17 +73,28 @@ class Probe:
         gradients = list(self._all_gradients())
         return get_total_norm(gradients) if gradients else None
 
-    def has_moved(self, weights: Tensor | None) -> bool | None:
+    @torch.no_grad()
+    def change(self, weights: Tensor | None) -> Tensor | None:
+        """On the device, true where an entry that is looked at is not what it was.
+
+        ``weights`` are those of now, compared with the last ones that ``has_moved`` was given. None
+        where no weight is trained.
+        """
+        if weights is None or self.before is None:
+            return None
+        return (weights != self.before).any()
+
+    def has_moved(self, weights: Tensor | None, change: float | None) -> bool | None:
         """True where a weight has changed since the last call, None where that is not known.
 
-        ``weights`` are those of now. The first call that sees no change in the pieces does not
-        know, because only then the bits of all weights are summed, for the next call to compare.
+        ``weights`` are those of now, and ``change`` is what the method of this name says of them.
+        The first call that sees no change in the pieces does not know, because only then the bits
+        of all weights are summed, for the next call to compare.
         """
-        before = self.before
         self.before = weights
         if weights is None:
             return None
-        if not torch.equal(weights, before):
+        if change:
             self.bits = None
             return True
         bits_before = self.bits
@@ -93,19 +104,21 @@ class Probe:
     @torch.no_grad()
     def sum_of_bits(self) -> int:
         """A number that another value of any weight changes."""
-        total = 0
-        for weight in self.all:
-            integers = _local_part(weight).view(INTEGERS[weight.element_size()])
-            total += int(integers.sum(dtype=torch.int64))
-        return total
+        sums = []
+        for weight in map(_local_part, self.all):
+            integers = weight.view(INTEGERS[weight.element_size()])
+            sums.append(integers.sum(dtype=torch.int64))
+        return int(sum(read_at_once(sums)))
 
     @torch.no_grad()
     def are_finite(self) -> bool:
         """True where all weights are finite numbers."""
-        for weight in map(_local_part, self.all):
+        weights = [_local_part(weight) for weight in self.all]
+        sums = read_at_once([weight.sum(dtype=torch.float32) for weight in weights])
+        for weight, weight_sum in zip(weights, sums, strict=True):
             # A sum passes on NaN and infinity without a copy of the weight. It may overflow by
             # itself, so that all entries are looked at where it is not finite.
-            if not weight.sum(dtype=torch.float32).isfinite() and not weight.isfinite().all():
+            if not math.isfinite(weight_sum) and not weight.isfinite().all():
                 return False
         return True
 
@@ -114,6 +127,16 @@ class Probe:
             gradient = _gradient(weight)
             if gradient is not None:
                 yield _local_part(gradient)
+
+
+def read_at_once(numbers: Sequence[Tensor]) -> list[float]:
+    """The numbers, in one read of a device, which waits until it has done all it was given."""
+    if not numbers:
+        return []
+    device = numbers[0].device
+    row = [number.detach().reshape(()).to(device) for number in numbers]
+    values: list[float] = torch.stack(row).tolist()
+    return values
 
 
 def largest(values: Sequence[float]) -> float:

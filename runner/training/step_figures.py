@@ -115,9 +115,9 @@ def merge_figures(processes: Sequence[StepFigures]) -> StepFigures:
     )
 
 
-def finite_or_none(value: float) -> float | None:
+def finite_or_none(value: float | None) -> float | None:
     """The value, or None where it is NaN or infinite."""
-    return value if math.isfinite(value) else None
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _size(number: float) -> float | None:

@@ -41,6 +41,7 @@ WANTED: dict[str, list[NeededLibrary]] = {
         NeededLibrary(r"trl\.experimental\.merge_model_callback\..*", "mergekit", "mergekit"),
     ],
     "rollout_engine": [NeededLibrary("vllm", "vllm", "vllm")],
+    "engine": [NeededLibrary("vllm", "vllm", "vllm")],
     "attention": [
         NeededLibrary("flash_attention_2", "flash_attn", "flash-attn"),
         NeededLibrary(r"(paged\|)?[\w.-]+/.+", "kernels", "kernels"),  # of the hub
@@ -62,6 +63,7 @@ OTHER_VALUES = {
     "attention": "sdpa",
     "report_to": "none",
     "rollout_engine": "auto",
+    "engine": "null",
     **upstream.OTHER_VALUES,
 }
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from runner.config.experiment import Tracking
+from runner.config.experiment import Tracking, TrainerPart
 from runner.config.menu import read_options
 from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, fits
 from runner.dataset.request import named_sets
@@ -23,6 +23,7 @@ def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Faul
     faults += _find_callback_faults(cfg)
     faults += find_foreign_variables(Tracking.read(cfg["tracker"]))
     faults += _find_held_out_faults(cfg)
+    faults += _find_engine_faults(cfg)
     rows = cfg["dataset"]
     max_steps = int(cfg["trainer"]["args"].get("max_steps") or -1)
     if rows.get("streaming") and max_steps < 1:
@@ -101,6 +102,23 @@ def _find_held_out_faults(cfg: Config) -> Iterator[Fault]:
             expected="held-out rows",
             fix="=loss",
         )
+
+
+def _find_engine_faults(cfg: Config) -> Iterator[Fault]:
+    """The fault of an engine for held-out answers where none are sampled."""
+    trainer = TrainerPart.read(cfg["trainer"])
+    if cfg.get("engine") is None or trainer.is_online:
+        return
+    for node in named(cfg["metric"] or {}, "metric").values():
+        signature = read_signature(node["_target_"])
+        if signature is None or kind_of(signature.parameters) == "sampled":
+            return
+    yield Fault(
+        where="engine",
+        found=f"{cfg['engine']}, but no metric samples held-out answers",
+        expected="such a metric, or no engine",
+        fix="metric=exact, or leave engine out",
+    )
 
 
 def find_metric_faults(cfg: Config) -> Iterator[Fault]:

@@ -20,7 +20,7 @@ the policy; TRL's critic is always a model.
 Prints one markdown table: medians, the speed ratio of each repeat, and the shares of our time that
 sampling, scoring and updating take. The tldr shapes take minutes each.
 
-Left out on purpose: what is learnt (``ppo_parity.py``), cards (``ppo_gpu.py``), several processes,
+Left out on purpose: what is learnt (``ppo_parity.py``), cards (``card.py``), several processes,
 and gradient checkpointing, which TRL's trainer ignores.
 """
 

@@ -4,8 +4,8 @@ run: python tests/benchmark/suite.py                             all of it: hour
      python tests/benchmark/suite.py --only overhead growth > page.md
 
 Of a script that fails its exit code stands in place of the rest, and ours is 1. What each measures,
-its own head says. Left out on purpose: what needs a card (``ppo_gpu.py``, ``card.py``), and what is
-tried, not measured (``sweep_chaos.py``).
+its own head says. Left out on purpose: what needs a card (``card.py``), and what is tried,
+not measured (``sweep_chaos.py``).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 SCRIPTS = {
     "overhead": ["overhead.py"],
+    "counts": ["step_counts.py"],
     "peers": ["peers.py"],
     "data": ["data.py"],
     "growth": ["growth.py"],

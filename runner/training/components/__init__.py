@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments, se
 from runner.config.build import build
 from runner.config.experiment import Experiment
 from runner.dataset.weigh import carries_weights
-from runner.errors import ConfigError, Fault, own_place
+from runner.errors import ConfigError, Fault, own_place, reason_of
 from runner.generate.sampler import Model
 from runner.io.terminal import mute_libraries
 from runner.model.check import no_stop_strings
@@ -28,6 +28,7 @@ from runner.training.checkpoint import Seal
 from runner.training.components.args import build_args
 from runner.training.components.chat_rows import are_chats, check_chats
 from runner.training.components.evaluation import build_measure
+from runner.training.components.held_out_engine import HeldOutEngine
 from runner.training.components.model import build_model
 from runner.training.components.rehearsal import blaming, rehearse_components
 from runner.training.components.rewards import build_rewards, to_model_rewards
@@ -111,9 +112,10 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     health = build_health(run, args, models.peft_config, rewards.panel)
     metrics = build_metrics(experiment.metrics, tokenizer)
     halvings = count_halvings(adjustments, "per_device_eval_batch_size")
+    engine = HeldOutEngine(is_wanted=experiment.engine == "vllm")
     hooks = Hooks(
         evaluates=part.evaluates,
-        measure=build_measure(run, tokenizer, metrics, agent, halvings),
+        measure=build_measure(run, tokenizer, metrics, agent, halvings, engine.sampler_of),
         on_loss=health.observe_loss,
         on_log=functools.partial(adjust_logs, adjustments) if adjustments else None,
         reward_means=rewards.panel.pop_means if rewards.panel else None,
@@ -165,8 +167,7 @@ def _refusals_of(where: str) -> Iterator[None]:
     except ValueError as error:
         if own_place(error):
             raise
-        found = str(error).splitlines()[0]
-        raise ConfigError(Fault(where, found, "values that go together")) from error
+        raise ConfigError(Fault(where, reason_of(error), "values that go together")) from error
 
 
 def _check_stop_strings(experiment: Experiment, args: TrainingArguments, model: Model) -> None:

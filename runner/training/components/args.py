@@ -79,6 +79,9 @@ def build_args(run: Run, adjustments: Sequence[JsonObject] = ()) -> TrainingArgu
     if getattr(args, "use_vllm", False):
         # Before TRL starts it, which on a CPU could not give it new weights otherwise.
         import runner.generate.vllm_worker  # noqa: F401
+        from runner.generate.vllm_engine import set_meeting_point
+
+        set_meeting_point()
     return args
 
 

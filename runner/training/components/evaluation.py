@@ -1,6 +1,6 @@
 """The metrics of a run, which its trainer measures in each evaluation of held-out rows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,7 +14,7 @@ from runner.generate.budget import answer_tokens
 from runner.generate.completion import TextGenerator, context_length
 from runner.generate.held_out_rows import held_out_sets
 from runner.generate.judge import judge_answers, judge_completions
-from runner.generate.sampler import Sampler, Sampling, evaluating, whole
+from runner.generate.sampler import Model, Sampler, Sampling, evaluating, whole
 from runner.io.files import JsonObject, replace_rows
 from runner.io.turns import Row
 from runner.metric.ask import Metric
@@ -25,15 +25,6 @@ from runner.training.components.trainer_parts import loss_interface_of
 
 SHOWN = 4  # prompts whose answers are written where nothing else asks for any
 BATCH_SIZE = 64  # prompts side by side, until memory runs out
-
-
-def _sampler_of(trainer: Trainer) -> Sampler | None:
-    """The engine by which a trainer samples in the model's place, with the weights of now.
-
-    It is asked for by all processes, and before they gather the weights.
-    """
-    find_sampler = getattr(trainer, "engine_sampler", None)
-    return find_sampler() if find_sampler else None
 
 
 @dataclass
@@ -47,6 +38,8 @@ class HeldOutMetrics:
     tokenizer: PreTrainedTokenizerBase
     metrics: Sequence[Metric]
     batch_size: int
+    # What samples in the place of the model; all processes ask for it, before weights are gathered.
+    find_engine: Callable[[Trainer, Model], Sampler | None]
     agent: Agent | None = None
     # Prompts that are answered for whoever reads the answers, where no metric asks for any.
     samples: int = 0
@@ -59,7 +52,9 @@ class HeldOutMetrics:
         sampled = [metric for metric in metrics if metric.kind == "sampled"]
         read = [metric for metric in metrics if metric.kind == "read"]
         scores = dict[str, float]()
-        sampler = _sampler_of(trainer)
+        sampler = None
+        if sampled or self.samples:
+            sampler = self.find_engine(trainer, policy_of(trainer))
         with whole(trainer.accelerator.unwrap_model(trainer.model)):
             if sampled or self.samples:  # on completions for the first prompts of the set
                 rows = self._first_prompts(sampled, set_name)
@@ -81,7 +76,7 @@ class HeldOutMetrics:
 
     def sample_training(self, trainer: Trainer, rows: Dataset) -> None:
         """Answer the first training prompts for whoever reads them, where no row is held out."""
-        sampler = _sampler_of(trainer)
+        sampler = self.find_engine(trainer, policy_of(trainer))
         with torch.random.fork_rng(), whole(trainer.accelerator.unwrap_model(trainer.model)):
             self._answer(trainer, sampler, list(rows.take(SHOWN)), [], "train")
 
@@ -158,6 +153,7 @@ def build_measure(
     metrics: Sequence[Metric],
     agent: Agent | None,
     halvings: int,
+    find_engine: Callable[[Trainer, Model], Sampler | None],
 ) -> HeldOutMetrics | None:
     """The configured metrics, to be called with the prefix of each evaluation; None without any.
 
@@ -173,7 +169,7 @@ def build_measure(
     if trainer.is_online and loss_interface_of(trainer) != "policy":
         samples = SHOWN
     batch_size = max(1, BATCH_SIZE >> halvings)
-    return HeldOutMetrics(run, tokenizer, metrics, batch_size, agent, samples)
+    return HeldOutMetrics(run, tokenizer, metrics, batch_size, find_engine, agent, samples)
 
 
 def sample_training(trainer: Trainer, rows: Dataset) -> None:

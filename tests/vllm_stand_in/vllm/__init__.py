@@ -4,6 +4,7 @@ Log-probabilities and random numbers are its own, too. ``tests/fault/vllm_real.p
 real one takes and gives the same.
 """
 
+import os
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -42,6 +43,8 @@ OPERATIONS._supports_onednn = True
 
 class LLM:
     def __init__(self, model, enable_sleep_mode=False, seed=0, **settings):
+        if int(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "0")) > 1000:
+            raise ValueError("Available memory is less than requested memory for kv")
         self.logprobs_mode = settings["logprobs_mode"]
         self.is_packed = OPERATIONS._supports_onednn
         self.generator = torch.Generator().manual_seed(seed)
