@@ -340,7 +340,10 @@ def test_a_server_that_is_no_use_is_refused_with_the_command_for_another(
     served.info[part] |= values
     with pytest.raises(ConfigError, match=message) as error:
         connect(served)
-    assert error.value.faults[0].fix.startswith("VLLM_SERVER_DEV_MODE=1 vllm serve mine")
+    program = "python -m vllm.entrypoints.openai.api_server --model mine"
+    port = served.server_port
+    fix = error.value.faults[0].fix
+    assert fix.startswith(f"VLLM_SERVER_DEV_MODE=1 {program} --port {port} --logprobs-mode")
 
 
 def test_a_server_that_takes_no_weights_is_refused(served):

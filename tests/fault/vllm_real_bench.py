@@ -21,7 +21,6 @@ from runner.run.history import read_metrics
 
 TESTS = Path(__file__).resolve().parent.parent
 ROOT = TESTS.parent
-EXTENSION = "runner.generate.vllm_worker.Reloadable"
 # A tiny model needs no more than a gigabyte of attention cache.
 VARIABLES = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -30,6 +29,13 @@ VARIABLES = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
 SECONDS_TO_START = 180
+SERVER_OPTIONS = (
+    "--logprobs-mode",
+    "processed_logprobs",
+    "--worker-extension-cls",
+    "runner.generate.vllm_worker.Reloadable",
+    "--no-enable-chunked-prefill",
+)
 RATIO = "sampling/importance_sampling_ratio"
 FEW = (
     "model=tiny",
@@ -49,8 +55,9 @@ TRL = (
     *FEW,
     "trainer.args.use_vllm=true",
     "trainer.args.vllm_mode=colocate",
-    TWO_STEPS,
 )
+# Steps after which weights that did not reach vLLM would show in the ratios.
+LEARNING = ("trainer.args.max_steps=8", "learning_rate=1e-3")
 GROUPS = ("trainer.args.num_generations=2", "trainer.args.max_completion_length=12")
 EXACT = 1e-4  # of probabilities in float32, between two programs that add in another order
 HALF = 0.25  # the same of bfloat16
@@ -62,12 +69,7 @@ class Server:
 
     bench: Bench
     model: str
-    options: tuple[str, ...] = (
-        "--logprobs-mode",
-        "processed_logprobs",
-        "--worker-extension-cls",
-        EXTENSION,
-    )
+    options: tuple[str, ...] = SERVER_OPTIONS
     variables: dict[str, str] = field(default_factory=lambda: {"VLLM_SERVER_DEV_MODE": "1"})
 
     def __post_init__(self) -> None:
@@ -75,18 +77,22 @@ class Server:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = self.bench.folder / f"server-{self.port}.log"
+        module = "vllm.entrypoints.openai.api_server"
+        self.words = ["-m", module, "--model", self.model, "--dtype", "float32", "--enforce-eager"]
+        self.words += ["--max-model-len", "512", "--port", str(self.port), *self.options]
         self.start()
 
     def start(self) -> None:
         """Start it, and wait until it is up."""
-        module = "vllm.entrypoints.openai.api_server"
-        words = ["--model", self.model, "--dtype", "float32", "--enforce-eager"]
-        words += ["--max-model-len", "512", "--port", str(self.port), *self.options]
+        # vLLM's servers leave their sockets behind.
+        temporary = self.bench.folder / "of-servers"
+        temporary.mkdir(exist_ok=True)
+        own = {"DO_NOT_TRACK": "1", "TMPDIR": str(temporary)}
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *words],
+                [sys.executable, *self.words],
                 cwd=self.bench.folder,
-                env=self.bench.environment | {"DO_NOT_TRACK": "1"} | self.variables,
+                env=self.bench.environment | own | self.variables,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

@@ -5,26 +5,34 @@ A case fails by an exception, most of them by an AssertionError with what was se
 
 from __future__ import annotations
 
+import getpass
 import json
 import re
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas
+import torch
+from kinds import Kind
 from test_agent import CALLS, MINE
 from tiny import tiny_tokenizer
+from transformers import AutoModelForCausalLM
 from vllm_real_bench import (
     EXACT,
+    FEW,
     GROUPS,
     HALF,
+    LEARNING,
     PPO,
     TRL,
     TWO_STEPS,
     Bench,
     error_lines,
     on_server,
+    shipped_model,
     told_ratios,
 )
 
@@ -34,6 +42,8 @@ from runner.run.history import read_metrics
 
 VARIANTS = tuple((mode, tuner) for mode in ("colocate", "server") for tuner in ("whole", "lora"))
 
+
+CODE_OF_TORCH = f"torchinductor_{getpass.getuser()}"  # its cache of compiled code
 
 # --- PPO -----------------------------------------------------------------------------------------
 
@@ -113,9 +123,68 @@ def too_short(bench: Bench) -> str:
 # --- TRL's trainers ------------------------------------------------------------------------------
 
 
+# Of each vLLM that a process starts, some weights are compared with those of the policy.
+COMPARE = """
+import json
+import torch
+import vllm
+from transformers import TrainerCallback
+
+NAMES = ("model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight", "model.norm.weight")
+ENGINES = []
+start = vllm.LLM.__init__
+
+def start_and_keep(self, *args, **kwargs):
+    ENGINES.append(self)
+    start(self, *args, **kwargs)
+
+vllm.LLM.__init__ = start_and_keep
+
+class Compare(TrainerCallback):
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self.first = model.model.embed_tokens.weight.detach().clone()
+
+    # The step's completions are sampled, and the weights are still those that they came from.
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        (engine,) = ENGINES
+        runner = engine.llm_engine.model_executor.driver_worker.model_runner
+        theirs = dict(runner.model.named_parameters())
+        ours = dict(model.named_parameters())
+        far = 0.0
+        for name in NAMES:
+            weight = ours[name].to(theirs[name].dtype)
+            far = max(far, (weight - theirs[name][:len(weight)]).abs().max().item())
+        moved = (ours[NAMES[0]] - self.first).abs().max().item()
+        with open("compared.jsonl", "a") as file:
+            file.write(json.dumps({"far": far, "moved": moved}) + chr(10))
+"""
+
+
+def train_by_trl(bench: Bench, trainer: str, *words: str) -> str:
+    """Four steps of a trainer of TRL; before each update vLLM has the weights of the policy."""
+    (bench.folder / "mine_vllm.py").write_text(COMPARE)
+    compared = bench.folder / "compared.jsonl"
+    compared.unlink(missing_ok=True)
+    own = (
+        "trainer.args.use_vllm=true",
+        "trainer.args.vllm_mode=colocate",
+        "trainer.args.max_steps=4",
+        "learning_rate=1e-3",
+        "tolerate.ended_worse=true",
+        "callback.compare._target_=mine_vllm.Compare",
+        "allow=[mine_vllm]",
+        *words,
+    )
+    bench.train(trainer, *Kind(trainer, "vllm", " ".join(own)).words)
+    lines = read_rows(compared)
+    moved = max(line["moved"] for line in lines)
+    assert len(lines) == 4 and moved > 3e-4, lines
+    assert max(line["far"] for line in lines) == 0, lines
+    return f"at each of 4 steps vLLM had the weights of the policy, which moved by {moved:.0e}"
+
+
 def grpo(bench: Bench) -> str:
-    words = (*GROUPS, "trainer.args.log_completions=true")
-    bench.train("grpo", "trainer=grpo", *TRL, *words)
+    seen = train_by_trl(bench, "grpo", "trainer.args.log_completions=true")
     answers = defaultdict(set)
     count = 0
     for path in bench.run("grpo").rglob("completions_*.parquet"):
@@ -125,21 +194,48 @@ def grpo(bench: Bench) -> str:
     several = sum(len(texts) > 1 for texts in answers.values())
     assert several, answers
     found = f"{several} of {len(answers)} prompts have two different completions ({count} in all)"
-    return f"{told_ratios(bench, 'grpo', HALF)} in bfloat16; {found}"
+    return f"{seen}; {told_ratios(bench, 'grpo', HALF)} in bfloat16; {found}"
 
 
 def rloo(bench: Bench) -> str:
-    bench.train("rloo", "trainer=rloo", *TRL, *GROUPS)
-    return f"trained {bench.step('rloo')} steps"
+    return train_by_trl(bench, "rloo")
 
 
 def online_dpo(bench: Bench) -> str:
-    bench.train("online_dpo", "trainer=online_dpo", *TRL, "trainer.args.max_new_tokens=12")
-    return f"trained {bench.step('online_dpo')} steps"
+    return train_by_trl(bench, "online_dpo")
+
+
+def distillation(bench: Bench) -> str:
+    """A teacher of other weights, as its loss would be 0 otherwise."""
+    teacher = bench.folder / "teacher"
+    shutil.copytree(shipped_model(), teacher)
+    model = AutoModelForCausalLM.from_pretrained(teacher)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.02)
+    model.save_pretrained(teacher)
+    return train_by_trl(bench, "distillation", f"trainer.teacher_model.path={teacher}")
+
+
+def gold(bench: Bench) -> str:
+    """With completions of the student's at each step, and not half of the time."""
+    return train_by_trl(bench, "gold", "trainer.args.lmbda=1.0")
+
+
+def iw_opd(bench: Bench) -> str:
+    return train_by_trl(bench, "iw_opd")
+
+
+def sdft(bench: Bench) -> str:
+    return train_by_trl(bench, "sdft")
+
+
+def sdpo(bench: Bench) -> str:
+    return train_by_trl(bench, "sdpo")
 
 
 def grpo_lora(bench: Bench) -> str:
-    bench.train("grpo_lora", "trainer=grpo", *TRL, *GROUPS, "peft=lora")
+    bench.train("grpo_lora", "trainer=grpo", *TRL, *GROUPS, *LEARNING, "peft=lora")
     return f"{told_ratios(bench, 'grpo_lora', HALF)} in bfloat16"
 
 
@@ -333,11 +429,41 @@ def predict_several(bench: Bench) -> str:
     return f"4 samples of 8 prompts, {several} prompts with different ones; the same again"
 
 
+def predict_long(bench: Bench) -> str:
+    """More tokens of prompts than vLLM reads in one step."""
+    path = bench.folder / "long.jsonl"
+    lines = []
+    for n in range(24):
+        digits = " ".join(str((n + place * place) % 10) for place in range(220))
+        turns = [{"role": "user", "content": f"Sort these digits: {digits}"}]
+        lines.append(json.dumps({"prompt": turns}) + "\n")
+    path.write_text("".join(lines))
+    words = ("model=tiny", f"file={path}", "max_new_tokens=16")
+    ours, _ = answers_of(bench, *words)
+    theirs, _ = answers_of(bench, *words, "engine=vllm")
+    assert [row["completion"] for row in ours] == [row["completion"] for row in theirs]
+    bench.command("predict", *words, "engine=vllm", "n=2", f"to={bench.folder / 'sampled.jsonl'}")
+    return f"{len(ours)} of {len(ours)} texts equal, and 2 samples of each"
+
+
+def held_out(bench: Bench) -> str:
+    """The held-out answers of a trainer that samples none itself."""
+    words = [word for word in FEW if word != "metric=none"]
+    bench.train("held_out", "trainer=sft", *words, "metric=exact", "engine=vllm", TWO_STEPS)
+    lines = [
+        line
+        for line in read_metrics(bench.run("held_out") / "metrics.jsonl")
+        if "eval_exact" in line
+    ]
+    assert [line["step"] for line in lines] == [0, 2], lines
+    return f"eval_exact {lines[0]['eval_exact']:.2f} before and {lines[1]['eval_exact']:.2f} after"
+
+
 def predict_system(bench: Bench) -> str:
     """Chats with a turn of the system, by a trained adapter."""
     bench.train("ppo_lora", *PPO, TWO_STEPS, "peft=lora")
     rows = ("dataset=local", f"dataset.path={write_chats(bench)}", "dataset.form=prompt")
-    rows = (*rows, "dataset.split.eval=train", "template=chatml")
+    rows = (*rows, "dataset.split.eval=train")
     run = str(bench.run("ppo_lora"))
     ours, _ = answers_of(bench, run, *rows)
     theirs, _ = answers_of(bench, run, *rows, "engine=vllm")
@@ -401,7 +527,7 @@ def crash_grpo(bench: Bench) -> str:
 
 def nothing_left(bench: Bench) -> str:
     """What the cases so far have left in the home, in the temporary folder and beside the runs."""
-    left = [str(path) for path in bench.temporary.iterdir()]
+    left = [str(path) for path in bench.temporary.iterdir() if path.name != CODE_OF_TORCH]
     left += [str(path) for path in bench.home.glob(".config/vllm/*")]
     left += [str(path) for path in bench.folder.rglob(".vllm-weights")]
     left += [str(path) for path in bench.folder.rglob("usage_stats.json")]
@@ -426,6 +552,11 @@ CASES = (
     grpo_lora,
     rloo,
     online_dpo,
+    distillation,
+    gold,
+    iw_opd,
+    sdft,
+    sdpo,
     trl_server,
     logprobs,
     importance,
@@ -438,6 +569,8 @@ CASES = (
     tools_server,
     predict,
     predict_several,
+    predict_long,
+    held_out,
     predict_system,
     evaluate,
     resume,
