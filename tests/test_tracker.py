@@ -7,8 +7,12 @@ import json
 import shutil
 import sqlite3
 import struct
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from laid import lay_run
@@ -18,6 +22,7 @@ from runner.config.experiment import Tracking
 from runner.launch import worker
 from runner.run import Run
 from runner.run.key import key_of
+from runner.tracker.mlflow import make_database
 from runner.tracker.variable import id_of, variables_of
 from runner.validate.libraries import find_missing_libraries
 
@@ -208,6 +213,30 @@ def test_wandb(runner):
         ]
     assert figures == LOGGED
     assert [record.exit.exit_code for record in records if record.HasField("exit")] == [0, 0]
+
+
+def test_the_database_of_mlflow_is_made_by_one_run_at_a_time(tmp_path, monkeypatch):
+    inside = []
+    most = []
+
+    class Client:
+        def __init__(self, address):
+            assert address == f"sqlite:///{tmp_path}/mlflow.db"
+
+        def search_experiments(self, max_results):
+            inside.append(self)
+            time.sleep(0.02)
+            most.append(len(inside))
+            inside.remove(self)
+
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    make_database()
+    assert most == []
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: make_database(), range(4)))
+    assert most == [1, 1, 1, 1]
 
 
 @pytest.mark.slow

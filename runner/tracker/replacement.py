@@ -3,14 +3,19 @@
 from pathlib import Path
 
 from transformers import Trainer
-from transformers.integrations import TensorBoardCallback, WandbCallback
+from transformers.integrations import MLflowCallback, TensorBoardCallback, WandbCallback
 
 from runner.config.experiment import Experiment
 from runner.tracker.callback import Tracker
+from runner.tracker.mlflow import MLflow
 from runner.tracker.tensorboard import TensorBoard
 from runner.tracker.wandb import Wandb
 
-COMPLETE: dict[type, type[Tracker]] = {TensorBoardCallback: TensorBoard, WandbCallback: Wandb}
+COMPLETE: dict[type, type[Tracker]] = {
+    MLflowCallback: MLflow,
+    TensorBoardCallback: TensorBoard,
+    WandbCallback: Wandb,
+}
 
 
 def replace_trackers(trainer: Trainer, experiment: Experiment, folder: Path) -> list[Tracker]:
