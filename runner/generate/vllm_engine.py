@@ -43,7 +43,6 @@ class EngineSettings:
     max_model_length: int | None = None  # tokens of prompt and completion; None: the model's
     enable_sleep_mode: bool = False  # frees the card while nothing is sampled
     tensor_parallel_size: int = 1  # processes that share one model
-    is_distributed: bool = False  # processes of torch.distributed each have an engine
 
 
 class VLLMEngine:
@@ -62,8 +61,6 @@ class VLLMEngine:
         self.settings = settings
         self.group = _tensor_parallel_group(settings.tensor_parallel_size)
         further: dict[str, Any] = {}
-        if settings.is_distributed:
-            further["distributed_executor_backend"] = "external_launcher"
         if torch.accelerator.is_available():
             # As in TRL: by its default vLLM sets aside memory for many more.
             further["max_num_batched_tokens"] = BATCHED_TOKENS
@@ -90,6 +87,8 @@ class VLLMEngine:
                 max_model_len=settings.max_model_length,
                 enable_sleep_mode=settings.enable_sleep_mode,
                 tensor_parallel_size=settings.tensor_parallel_size,
+                # Its processes are those that are there; they meet at a port, not in a file.
+                distributed_executor_backend="external_launcher",
                 **further,
             )
         self._sleep()
@@ -190,6 +189,7 @@ def start_engine(model: Model) -> VLLMEngine:
     if model.device.type == "cuda":  # of the whole card, a part of which the model itself takes
         free, total = torch.cuda.mem_get_info()
         share *= free / total
+    _set_place(0, 0, 1)
     settings = EngineSettings(model.dtype, gpu_memory_utilization=share)
     return VLLMEngine(model, settings)
 
@@ -198,17 +198,23 @@ def start_training_engine(
     model: Model, accelerator: Accelerator, adapter: str | None = None, **settings: Any
 ) -> VLLMEngine:
     """An engine in each process of a training, in the precision that this computes in."""
-    # What vLLM reads in each of several processes that have an engine.
-    os.environ["RANK"] = str(accelerator.process_index)
-    os.environ["LOCAL_RANK"] = str(accelerator.local_process_index)
-    os.environ["WORLD_SIZE"] = str(accelerator.num_processes)
-    set_meeting_point()
+    _set_place(
+        accelerator.process_index, accelerator.local_process_index, accelerator.num_processes
+    )
     dtype = model.dtype
     if accelerator.mixed_precision == "bf16":
         dtype = torch.bfloat16
     elif accelerator.mixed_precision == "fp16":
         dtype = torch.float16
-    return VLLMEngine(model, EngineSettings(dtype=dtype, is_distributed=True, **settings), adapter)
+    return VLLMEngine(model, EngineSettings(dtype=dtype, **settings), adapter)
+
+
+def _set_place(rank: int, local_rank: int, count: int) -> None:
+    """Set what vLLM reads in each of the processes that have an engine."""
+    os.environ["RANK"] = str(rank)
+    os.environ["LOCAL_RANK"] = str(local_rank)
+    os.environ["WORLD_SIZE"] = str(count)
+    set_meeting_point()
 
 
 def set_meeting_point() -> None:
