@@ -1531,9 +1531,9 @@ def test_it_writes_into_the_menu_of_this_folder_and_never_over_a_file(
     out = capsys.readouterr().out
     assert target.read_text() in out
     assert "written   conf/experiment/mine.yaml" in out
-    assert "--config-dir conf" in out
+    assert "--config-dir" not in out
     assert "before it runs" not in out
-    assert main(["experiment=mine", "--config-dir", "conf", "--dry-run"]) == 0
+    assert main(["experiment=mine", "--dry-run"]) == 0
     target.write_text("# edited\n")
     assert main(words) == 2
     assert target.read_text() == "# edited\n"

@@ -10,7 +10,7 @@ from laid import lay_run
 from runner.__main__ import main, read_command_line
 from runner.command import VERBS
 from runner.config.dialect import read_sections
-from runner.config.menu import read_menu
+from runner.config.menu import find_menu_here, read_menu
 from runner.errors import ConfigError
 from runner.io.files import MENU
 from runner.validate.context import PLAIN_GROUPS, TOP
@@ -208,7 +208,7 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
             ["python -m runner experiment=mine --config-dir conf"],
         ),
         (["experiment=theirs.yaml"], ["python -m runner import theirs.yaml"]),
-        (["experiment=mine"], ["experiment=mine --config-dir conf"]),
+        (["experiment=mine", "--config-dir", "none"], ["experiment=mine --config-dir conf"]),
         (["experiment=mine", "--config-path", "conf"], ["--config-dir conf"]),
         (
             ["experiment=typo", "--config-dir", "conf"],
@@ -450,6 +450,30 @@ def test_the_version_is_ours(capsys):
         r"trl-runner \d\S* \(trl \d.*, transformers \d.*, torch \d.*, Python 3.*\)\n",
         capsys.readouterr().out,
     )
+
+
+def test_the_menu_of_the_working_folder_is_used_and_that_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["experiment=mine", "--dry-run"]) == 2
+    assert "--config-dir none" not in capsys.readouterr().err
+    mine = tmp_path / "conf" / "experiment" / "mine.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("# @package _global_\nseed: 3\n")
+    assert main(["experiment=mine", "--dry-run"]) == 0
+    said = capsys.readouterr().err
+    assert said == "conf      conf/ here is used; --config-dir none leaves it out\n"
+    for words in (["--config-dir", "none"], ["--config-dir", str(tmp_path)]):
+        assert main(["experiment=mine", *words, "--dry-run"]) == 2
+        assert not capsys.readouterr().err.startswith("conf ")
+
+
+def test_a_conf_of_other_things_and_the_shipped_menu_are_left_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "nginx").mkdir(parents=True)
+    (tmp_path / "conf" / "nginx" / "site.yaml").write_text("a: 1\n")
+    assert find_menu_here() is None
+    monkeypatch.chdir(MENU.parent)
+    assert find_menu_here() is None
 
 
 def test_options_lists_every_option_with_its_first_comment(tmp_path, capsys):

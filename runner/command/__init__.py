@@ -44,7 +44,8 @@ class CommandLine:
     verb: str
     overrides: list[str]
     runs: list[str] = field(default_factory=list)  # words that are neither overrides nor flags
-    folders: list[Path] = field(default_factory=list)  # of ``--config-dir``
+    folders: list[Path] = field(default_factory=list)  # of ``--config-dir``, or the one found here
+    found_folder: Path | None = None  # conf/ here, where ``--config-dir`` was not typed
     multirun: bool = False
     dry_run: bool = False
     debug: bool = False

@@ -15,7 +15,7 @@ from runner.command._help import help_text
 from runner.command._option import options_of
 from runner.config.choice import FOREIGN, option_fault
 from runner.config.dialect import filled, meant_command
-from runner.config.menu import Options, read_menu
+from runner.config.menu import Options, find_menu_here, read_menu
 from runner.config.override import dotted_key, expand, is_local
 from runner.errors import ConfigError, Fault
 from runner.launch.compose import stages, sweep_axes
@@ -37,6 +37,7 @@ FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 OF_ROWS = ("dataset", "metric", "reward", "quant")  # groups that verbs of a trained model take
 CONFIG_FLAGS = ("config", "config_file", "config_name", "config_path")  # of other tools
 NO_FLAG = "an unknown flag"
+NO_FOLDER = "none"  # in place of a folder of --config-dir
 
 
 def read_command_line(words: Sequence[str]) -> CommandLine:
@@ -52,12 +53,25 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
                 fix="python -m runner --help",
             )
         ) from None
+    found_folder = None
+    if not known.folders:
+        found_folder = find_menu_here()
+    if found_folder is not None:
+        known.folders = [found_folder]
+    elif list(map(str, known.folders)) == [NO_FOLDER]:
+        known.folders = []
     menu = read_menu(known.folders)
     plain, flags = take_flags(others)
     overrides = [word for word in plain if "=" in word or word.startswith("~")]
     runs = [word for word in plain if word not in overrides]
     verb = runs.pop(0) if runs and runs[0] in VERBS else "train"
-    line = CommandLine(verb, expand(overrides, menu), runs, **vars(known))
+    line = CommandLine(
+        verb,
+        expand(overrides, menu),
+        runs,
+        found_folder=found_folder,
+        **vars(known),
+    )
     faults = list(find_word_faults(line, plain, menu)) or list(find_sweep_faults(line))
     for folder in known.folders:
         if not folder.is_dir():

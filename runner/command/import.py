@@ -34,7 +34,7 @@ def main(line: CommandLine) -> int:
     target = None
     if options.to is not None:
         target = Path(options.to)
-    elif HERE.is_dir():
+    elif HERE.is_dir() or options.name is not None:
         target = HERE / f"{name}.yaml"
     draft = translate(reading, name, options.trainer)
     text = to_file(draft)
@@ -54,7 +54,9 @@ def main(line: CommandLine) -> int:
         words = _words_to_check(draft, target)
     else:
         words = ["import", *line.runs, *line.overrides, f"to={HERE / name}.yaml"]
-    written = f"written   {target}" if target else "printed only: there is no conf/experiment here"
+    written = "printed only: there is no conf/experiment here; name=<word> makes it"
+    if target:
+        written = f"written   {target}"
     lines = [*describe(draft), "", written, *_describe_next(draft, text, words)]
     print_visible("\n".join(lines))
     return 0
@@ -103,7 +105,7 @@ def _words_to_check(draft: Draft, target: Path) -> list[str]:
     """The words that check the experiment where it was written."""
     words = quoted_words(draft)
     folder = target.parent.parent
-    if folder.resolve() != MENU:
+    if folder.resolve() not in (MENU, HERE.parent.resolve()):
         words += ["--config-dir", str(folder)]
     return [*words, "--dry-run"]
 

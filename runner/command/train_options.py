@@ -32,7 +32,7 @@ Flags
   -m                a sweep, over each key that has several values
   --dry-run         check what needs no loading, print the plan, start nothing
   --cfg job         print the configuration
-  --config-dir DIR  a folder of groups and options of your own
+  --config-dir DIR  your own groups and options; without it those in conf/ here
   --debug           tracebacks
   --version         of the runner and its libraries""",
 )

@@ -27,6 +27,20 @@ def read_menu(folders: Sequence[Path] = ()) -> Options:
     return sorted_options
 
 
+def find_menu_here() -> Path | None:
+    """``conf/`` in the working folder, where it holds options of groups and is not the menu itself.
+
+    It counts as a folder of ``--config-dir``.
+    """
+    folder = Path("conf")
+    if not folder.is_dir() or folder.resolve() == MENU.resolve():
+        return None
+    for file in folder.glob("*/*.yaml"):
+        if (MENU / file.parent.name).is_dir():
+            return folder
+    return None
+
+
 @cache
 def read_options(group: str) -> dict[str, Any]:
     """The content of each option of a group of the menu, by its name."""
