@@ -20,6 +20,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 from test_vllm import serving
 from tiny import tiny_model
 from vllm_real_bench import (
+    EXACT,
     HALF,
     MANY_STEPS,
     PPO,
@@ -32,6 +33,27 @@ from vllm_real_bench import (
     shipped_model,
     told_ratios,
 )
+
+from runner.run.history import read_metrics
+
+# --- A server that only tells probabilities -------------------------------------------------------
+
+
+def server_distillation(bench: Bench) -> str:
+    """A teacher with the student's weights: nothing is to learn until the student has moved."""
+    with bench.other_server() as server:
+        bench.command(
+            "trainer=server_distillation",
+            f"trainer.args.teacher_model_server_url={server.url}",
+            *("metric=none", "dataset.limit.train=64", "dataset.limit.eval=8", "name=taught"),
+            *("trainer.args.max_steps=4", "trainer.args.per_device_train_batch_size=4"),
+            *("trainer.args.logging_steps=1", "learning_rate=1e-3", "tolerate.ended_worse=true"),
+        )
+    lines = read_metrics(bench.run("taught") / "metrics.jsonl")
+    losses = [line["eval_loss"] for line in lines if "eval_loss" in line]
+    assert abs(losses[0]) < EXACT < losses[-1], losses
+    return f"held-out loss {losses[0]:.1e} with the teacher's weights, {losses[-1]:.1e} after"
+
 
 # --- Servers that fail ---------------------------------------------------------------------------
 
@@ -281,6 +303,7 @@ def stand_in_engine(bench: Bench) -> str:
 
 
 CASES = (
+    server_distillation,
     wrong_address,
     other_model,
     no_development,
