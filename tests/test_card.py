@@ -48,24 +48,35 @@ def test_all_parts_together_keep_to_the_time_that_is_promised(monkeypatch):
     assert sum(limits) == SECONDS_ON_A_CARD
 
 
-@pytest.mark.dear("two trainings, each in a process of its own, as the script is for")
 @pytest.mark.slow
-def test_a_part_that_is_done_is_not_measured_again(tmp_path):
+def test_a_part_that_is_done_is_not_measured_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(BENCHMARK)
+    import card
+
+    measured = []
+
+    def measure(part, scratch, options, limit):
+        measured.append(part)
+        rows = [card.Row("ours", tokens_per_second=1000.0, note=f"call {len(measured)}")]
+        return card.PartResult(part != "sft", 2.0, rows)
+
+    monkeypatch.setattr(card, "run_apart", measure)
+    monkeypatch.setattr(card, "describe_machine", lambda tiny, python: "this machine")
     results = tmp_path / "results.json"
-    words = ["--tiny", "--steps", "4", "--results", str(results)]
-    first = rows_of(run("card.py", *words, "--part", "dpo"))
-    assert [row[:2] for row in first] == [["dpo", "ours"], ["dpo", "TRL"]]
-    assert all(float(row[2].replace(",", "")) > 0 for row in first)
-    kept = json.loads(results.read_text())
-    kept["parts"]["dpo"]["rows"][0]["note"] = "of the first call"
-    results.write_text(json.dumps(kept))
+    words = ["card.py", "--tiny", "--results", str(results), "--part", "dpo", "sft"]
+    monkeypatch.setattr(sys, "argv", words)
+    card.main()
+    card.main()  # the second has failed, and is measured again
+    assert measured == ["dpo", "sft", "sft"]
+    rows = rows_of(capsys.readouterr().out)
+    assert [(row[0], row[-1]) for row in rows[-2:]] == [("dpo", "call 1"), ("sft", "call 3")]
     # The next part has no time left.
-    second = rows_of(run("card.py", *words, "--seconds", "1", "--part", "dpo", "sft"))
-    assert [row[-1] for row in second] == [
-        "of the first call",
-        "the same arguments",
-        "left for the next call",
-    ]
+    monkeypatch.setattr(sys, "argv", [*words, "grpo", "--seconds", "1"])
+    card.main()
+    rows = rows_of(capsys.readouterr().out)
+    assert rows[-1][0] == "grpo"
+    assert rows[-1][-1] == "left for the next call"
+    assert json.loads(results.read_text())["machine"] == "this machine"
 
 
 @pytest.mark.dear("two trainings, each in a process of its own, as the script is for")
