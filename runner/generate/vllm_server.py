@@ -61,7 +61,6 @@ class VLLMServer:
         self.settings = settings
         self.sends = sends
         self.version = ""  # of the weights that the server has been sent
-        self.sent = 0
         if sends:
             self._wait_until_up()
             self._check(model)
