@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -107,12 +108,12 @@ class InferenceRequest(Generic[Options]):
     def build_generator(self, model: Model, tokenizer: PreTrainedTokenizerBase) -> TextGenerator:
         """The model as a generator of completions, with the settings of the options."""
         from runner.generate.completion import TextGenerator, context_length
-        from runner.generate.sampler import Sampling
+        from runner.generate.sampler import Sampler, Sampling, sample
         from runner.training.components.tools import agent_of, build_functions
 
         options = self.options
         settings = {name: getattr(options, name) for name in SAMPLING if name != "seed"}
-        sampler = None
+        sampler: Sampler = functools.partial(sample, model, engine=options.engine, halves=True)
         rows = options.batch_size
         if options.engine == "vllm":
             from runner.generate.vllm_engine import start_engine
@@ -129,7 +130,6 @@ class InferenceRequest(Generic[Options]):
             options.seed,
             self.samples,
             agent=agent,
-            engine=options.engine,
             sampler=sampler,
         )
 

@@ -90,16 +90,13 @@ class TextGenerator:
     # Called with the number of completions that were made.
     on_progress: Callable[[int], object] = lambda count: None
     agent: Agent | None = None  # whose tools the model may call
-    engine: str = "auto"  # of the runner's own sampler
-    sampler: Sampler | None = None  # samples in the place of that
+    sampler: Sampler | None = None  # None: that of the model, with the fastest of its engines
 
     def __post_init__(self) -> None:
         ends = tuple(stop_ids(self.model))
         self.how = replace(self.how, stop_ids=ends, logprob_temperature=1.0)
         self.is_greedy = self.how.temperature == 0
-        own_sampler: Sampler = functools.partial(
-            sample, self.model, engine=self.engine, halves=True
-        )
+        own_sampler: Sampler = functools.partial(sample, self.model, halves=True)
         self.sample_batch = self.sampler or own_sampler
 
     def plan(self, rows: Sequence[Row]) -> list[list[Draw]]:

@@ -67,9 +67,9 @@ def build_rollout_engine(trainer: Trainer) -> RolloutEngine | None:
 @contextmanager
 def sampling_context(trainer: Trainer) -> Iterator[Sampler]:
     """The sampler of a trainer, with the weights of its step; all processes enter it together."""
-    if trainer.vllm:
-        trainer.vllm.refresh(trainer)
-        yield trainer.vllm.sample
+    engine_sampler: Sampler | None = trainer.engine_sampler()
+    if engine_sampler is not None:
+        yield engine_sampler
         return
     policy = trainer.actor_critic.policy
     with trainer.accelerator.autocast(), whole(trainer.actor_critic):
