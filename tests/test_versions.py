@@ -55,7 +55,10 @@ def other_transformers(monkeypatch):
 
 
 @pytest.mark.parametrize("words", [["trainer=sft"], *([verb, "x"] for verb in sorted(WORKING))])
-def test_a_version_that_was_not_tried_is_refused_in_words(words, other_transformers, capsys):
+def test_a_version_that_was_not_tried_is_refused_in_words(
+    words, other_transformers, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)  # where the run has not finished before
     assert main(words) == EnvironmentFault.code
     error = capsys.readouterr().err
     assert "found     transformers 5.22.1, which was not tried" in error
