@@ -49,6 +49,7 @@ VOLATILE = frozenset(
 )
 # Top keys that leave the label as it is; these three of the volatile ones are worth reading there.
 UNNAMED = VOLATILE - {"learning_rate", "kl_coef", "allow"}
+RATE_FACTOR = "learning_rate_factor"  # of peft
 # keys that the name of a run is made of; ``model.path=`` is in its label
 NAMED_BY = ("trainer", "model", "dataset", "experiment", "sweep")
 SETTLED_NANOSECONDS = 2_000_000_000  # more than any clock of a file system is late
@@ -72,6 +73,7 @@ def key_of(cfg: Config) -> str:
 def lasting(cfg: Config) -> dict[str, Any]:
     """The part of a configuration that can change its result."""
     part = {key: value for key, value in cfg.items() if key not in VOLATILE}
+    drop_factor(part)
     if isinstance(part.get("trainer"), Mapping):
         trainer = dict(part["trainer"])
         for modality in MODALITIES:
@@ -82,6 +84,13 @@ def lasting(cfg: Config) -> dict[str, Any]:
             trainer["args"] = {name: value for name, value in args if name not in made}
         part["trainer"] = trainer
     return part
+
+
+def drop_factor(part: dict[str, Any]) -> None:
+    """Take the factor of the learning rate out of an adapter; it acts through the rate alone."""
+    adapter = part.get("peft")
+    if isinstance(adapter, Mapping):
+        part["peft"] = {key: node for key, node in adapter.items() if key != RATE_FACTOR}
 
 
 def made_of_batch(cfg: Config) -> list[str]:
