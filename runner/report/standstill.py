@@ -1,8 +1,7 @@
 """The note on a finished run whose training has moved nothing beyond the noise of its steps.
 
 The figure is the loss where a trainer learns from rows, and the reward where it learns from what it
-samples, whose losses do not fall. ``verdict`` tells of runs that
-became worse.
+samples, whose losses do not fall. ``verdict`` tells of runs that became worse.
 """
 
 import math
