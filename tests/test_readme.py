@@ -5,6 +5,7 @@ Their commands compose, their tables agree with the code, the first screen is sh
 
 import ast
 import itertools
+import json
 import re
 import shlex
 import tomllib
@@ -145,6 +146,17 @@ def test_the_test_command_is_what_ci_runs():
     command = next(line for line in LINES_OF_BLOCKS if line.endswith("pytest"))
     for part in re.sub(r"python3\.\d+", "python3", command).split(" && "):
         assert part in ci.replace(" --quiet", ""), part
+
+
+def test_the_container_is_built_by_the_first_command():
+    steps = (ROOT / ".devcontainer" / "Dockerfile").read_text(encoding="utf-8")
+    command = next(line for line in LINES_OF_BLOCKS if line.endswith("python -m runner"))
+    *build, start = command.replace("pip install", "pip install --no-cache-dir").split(" && ")
+    assert f"RUN {' && '.join(build)}\n" in steps
+    assert f"CMD {json.dumps(start.split())}\n" in steps
+    editor = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    tested = next(line for line in LINES_OF_BLOCKS if line.endswith("pytest"))
+    assert f"{editor['postCreateCommand']} && pytest" == tested
 
 
 def test_every_option_group_is_in_the_table():
