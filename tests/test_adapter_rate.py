@@ -8,16 +8,19 @@ import yaml
 from runner import config
 from runner.__main__ import main
 from runner.config import compose
+from runner.config.experiment import AdapterPart
 from runner.config.menu import read_options
 from runner.errors import ConfigError
 from runner.importers.foreign_file import read_file
 from runner.importers.translate import translate
+from runner.io.files import MENU
 from runner.launch.compose.stages import compose_runs
 from runner.report.axis import axes_of
 from runner.run import open_run
 from runner.run.key import key_of
 from runner.schema.read import read_signature
 from runner.schema.text import select
+from runner.training.components.model import own_tuner
 
 HUB = ("model=hub", "model.path=org/name")
 
@@ -115,6 +118,28 @@ def test_every_adapter_names_its_factor_in_its_file():
     assert factors["lora"] == factors["qlora"] == 10
 
 
+def test_the_page_has_the_rates_of_the_files():
+    page = (MENU / "trainer" / "README.md").read_text()
+    trainers = read_options("trainer")
+    rates = re.findall(r"^\| (\w+) \| (\d+e-\d+) \| (\d+e-\d+) \|", page, re.MULTILINE)
+    assert len(rates) == 7
+    for trainer, usual, adapted in rates:
+        assert float(trainers[trainer]["learning_rate"]) == float(usual)
+        assert float(adapted) == pytest.approx(10 * float(usual))
+    factors = {}
+    for names, factor, rate in re.findall(
+        r"^\| ([\w, ]+) \| (\d+) \| (\d+e-\d+) \|", page, re.MULTILINE
+    ):
+        factors |= dict.fromkeys(names.split(", "), int(factor))
+        assert float(rate) == pytest.approx(2e-5 * int(factor))
+    ours = {}
+    for name, option in read_options("peft").items():
+        node = option.get("peft", option) or {}
+        if "learning_rate_factor" in node:
+            ours[name] = node["learning_rate_factor"]
+    assert factors == ours
+
+
 def test_the_key_of_a_run_has_the_rate_and_not_the_factor():
     multiplied = compose(["peft=lora", *HUB]).cfg
     typed = compose(["peft=lora", *HUB, "learning_rate=2e-4", "peft.learning_rate_factor=3"]).cfg
@@ -195,3 +220,18 @@ def test_a_report_shows_the_rate_and_not_the_factor():
     del earlier["peft"]["learning_rate_factor"]
     axes = axes_of([earlier, compose(["peft=lora"]).cfg])
     assert [axis.key for axis in axes] == ["learning_rate"]
+
+
+class Tuner:
+    """A tuner of the user's own, which no factor reaches."""
+
+    def __init__(self, full: str):
+        self.full = full
+
+    def prepare_model(self, model):
+        return model
+
+
+def test_a_tuner_of_the_users_own_may_name_a_factor():
+    node = {"_target_": f"{__name__}.Tuner", "full": "all", "learning_rate_factor": 3}
+    assert own_tuner(AdapterPart.read(node)).full == "all"

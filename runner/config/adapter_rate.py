@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 KEY = "learning_rate"
-FACTOR_KEY = "peft.learning_rate_factor"
+FACTOR = "learning_rate_factor"
+FACTOR_KEY = f"peft.{FACTOR}"
 REFERENCE = "${learning_rate}"
 RATE_GROUPS = ("trainer", "model")  # whose options bring the rate of all weights
 DIGITS = 6  # significant ones, or ten times 3e-6 would be 2.9999999999999997e-05

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.config.adapter_rate import FACTOR
 from runner.config.machines import processes_of
 from runner.schema.modality import MODALITIES
 from runner.schema.text import Config
@@ -49,7 +50,6 @@ VOLATILE = frozenset(
 )
 # Top keys that leave the label as it is; these three of the volatile ones are worth reading there.
 UNNAMED = VOLATILE - {"learning_rate", "kl_coef", "allow"}
-RATE_FACTOR = "learning_rate_factor"  # of peft
 # keys that the name of a run is made of; ``model.path=`` is in its label
 NAMED_BY = ("trainer", "model", "dataset", "experiment", "sweep")
 SETTLED_NANOSECONDS = 2_000_000_000  # more than any clock of a file system is late
@@ -90,7 +90,7 @@ def drop_factor(part: dict[str, Any]) -> None:
     """Take the factor of the learning rate out of an adapter; it acts through the rate alone."""
     adapter = part.get("peft")
     if isinstance(adapter, Mapping):
-        part["peft"] = {key: node for key, node in adapter.items() if key != RATE_FACTOR}
+        part["peft"] = {key: node for key, node in adapter.items() if key != FACTOR}
 
 
 def made_of_batch(cfg: Config) -> list[str]:

@@ -47,7 +47,7 @@ def _suspect_parts(experiment: Experiment) -> Iterator[str]:
 
 
 def usual_rate(run: Run, args: TrainingArguments, peft: PeftConfig | None) -> float | None:
-    """The highest learning rate that the options of a run set, times the factor of its adapter.
+    """The highest learning rate that the options of a run bring, with the factor of its adapter.
 
     None where there is no such rate or factor, or where the optimizer has a scale of its own.
     """
@@ -63,8 +63,10 @@ def usual_rate(run: Run, args: TrainingArguments, peft: PeftConfig | None) -> fl
         if group in GROUPS_WITH_RATES:
             settings = read_options(group).get(option) or {}
             if settings.get("learning_rate") is not None:
-                rates.append(float(settings["learning_rate"]))
-    return max(rates) * factor if rates else None
+                rate = float(settings["learning_rate"])
+                # An experiment names the rate of its own adapter.
+                rates.append(rate if group == "experiment" else rate * factor)
+    return max(rates, default=None)
 
 
 def sampling_advice(args: TrainingArguments) -> str:
