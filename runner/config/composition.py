@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runner.config.adapter_rate import FACTOR_KEY, KEY, RATE_GROUPS, AdapterRate, apply_factor
+from runner.config.adapter_rate import FACTOR_KEY, KEY, AdapterRate, apply_factor
 from runner.config.choice import find_choice_faults, list_fault
 from runner.config.hydra_errors import as_config_errors, not_global
 from runner.config.limits import check_growth, read_yaml
@@ -77,9 +77,9 @@ def compose(
 def _multiply_rate(
     cfg: "DictConfig", overrides: Sequence[str], folders: Sequence[Path]
 ) -> AdapterRate | None:
-    """Multiply the learning rate by the factor of the adapter, if an option of ours has set it.
+    """Multiply the learning rate by the factor of the adapter, if it is that of a trainer of ours.
 
-    That is an option of a trainer or of a model. Any other rate was chosen for this run.
+    Any other was chosen for this run, or for the size of its model.
     """
     from omegaconf import OmegaConf
 
@@ -89,7 +89,7 @@ def _multiply_rate(
     menu = read_menu(folders)
     choices = [word for word in overrides if dotted_key(word) in menu]
     file = _find_rate_file(tuple(choices), tuple(folders), _read_stamps(folders))
-    if file is None or file.parent.parent != MENU or file.parent.name not in RATE_GROUPS:
+    if file is None or file.parent != MENU / "trainer":
         return None
     return apply_factor(cfg, str(cfg.hydra.runtime.choices.get("peft")))
 
