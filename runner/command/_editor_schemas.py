@@ -190,14 +190,14 @@ def read_option(group: str, name: str, folders: Sequence[Path]) -> tuple[Node, d
     """
     files = [root / group / f"{name}.yaml" for root in (*folders, MENU)]
     file = next(filter(Path.is_file, files), None)
-    content = read_yaml(file) if file else None
+    content = read_yaml(file) if file else {}
     node = (content or {}).get(group, content)
     if file is None or not isinstance(node, dict):
         return {}, {}
     comments = read_comments(file.read_text(encoding="utf-8"))
-    for default in node.get("defaults") or ():
+    for default in content.get("defaults") or ():
         if isinstance(default, str) and default not in ("_self_", name):
-            base, comments_of_base = read_option(group, default, folders)
+            base, comments_of_base = read_option(group, default.partition("@")[0], folders)
             node = {**base, **node}
             comments = comments_of_base | comments
     return node, comments

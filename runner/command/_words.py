@@ -28,7 +28,6 @@ PRINTING = (
     ("--hydra-help",),
     ("--version",),
     ("--resolve",),
-    ("--shell-completion", "-sc"),
 )
 CFG = ("job", "hydra", "all")
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
