@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from runner.config.adapter_rate import FACTOR_KEY, KEY, RATE_GROUPS, AdapterRate, apply_factor
 from runner.config.choice import find_choice_faults, list_fault
 from runner.config.hydra_errors import as_config_errors, not_global
 from runner.config.limits import check_growth, read_yaml
@@ -45,7 +46,8 @@ def compose(
     """
     with as_config_errors():
         cfg, choices = compose_unresolved(overrides, folders)
-        composed = resolve(cfg, list(overrides), choices)
+        rate = _multiply_rate(cfg, overrides, folders)
+        composed = replace(resolve(cfg, list(overrides), choices), rate=rate)
         option = choices.get("model")
         path = str(select(composed.cfg, "model.path"))
         lines = _read_option_lines(f"model/{option}.yaml", folders)
@@ -57,9 +59,11 @@ def compose(
             return composed
 
         words = [word for word in overrides if dotted_key(word) != "model"]
-        bare_cfg, choices = compose_unresolved([*words, "model=hub"], folders)
+        words.append("model=hub")
+        bare_cfg, choices = compose_unresolved(words, folders)
         bare_cfg.model = cfg.model
-        bare = resolve(bare_cfg, list(overrides), choices)
+        rate = _multiply_rate(bare_cfg, words, folders)
+        bare = replace(resolve(bare_cfg, list(overrides), choices), rate=rate)
         lost: dict[str, None] = {}
         for key, value, _ in differences(composed.cfg, bare.cfg):
             if key != "name":
@@ -68,6 +72,37 @@ def compose(
             return composed
         note = f"{path} is not the model of model={option}: left out are its {', '.join(lost)}"
         return replace(bare, note=note)
+
+
+def _multiply_rate(
+    cfg: "DictConfig", overrides: Sequence[str], folders: Sequence[Path]
+) -> AdapterRate | None:
+    """Multiply the learning rate by the factor of the adapter, if an option of ours has set it.
+
+    That is an option of a trainer or of a model. Any other rate was chosen for this run.
+    """
+    from omegaconf import OmegaConf
+
+    has_factor = OmegaConf.select(cfg, FACTOR_KEY) is not None
+    if not has_factor or KEY in map(dotted_key, overrides):
+        return None
+    menu = read_menu(folders)
+    choices = [word for word in overrides if dotted_key(word) in menu]
+    file = _find_rate_file(tuple(choices), tuple(folders), _read_stamps(folders))
+    if file is None or file.parent.parent != MENU or file.parent.name not in RATE_GROUPS:
+        return None
+    return apply_factor(cfg, str(cfg.hydra.runtime.choices.get("peft")))
+
+
+@functools.lru_cache(maxsize=256)
+def _find_rate_file(
+    words: tuple[str, ...], folders: tuple[Path, ...], stamps: Stamps
+) -> Path | None:
+    """The file whose learning rate counts among those that these options compose."""
+    for file, package in reversed(read_layers(words, folders)):
+        if not package and KEY in (read_yaml(file) or {}):
+            return file
+    return None
 
 
 def _read_option_lines(name: str, folders: Sequence[Path]) -> list[str]:
@@ -112,12 +147,7 @@ def compose_unresolved(
     values = _find_values(parsed, menu)
     words = [override.input_line for override in parsed if override not in values]
     with as_config_errors():
-        # A file that was written since is composed anew.
-        stamps = []
-        for root in (*folders, MENU):
-            for file in sorted(Path(root).resolve().rglob("*.yaml")):
-                stamps.append((str(file), file.stat().st_mtime_ns))
-        composed = _compose_choices(tuple(words), tuple(folders), tuple(stamps))
+        composed = _compose_choices(tuple(words), tuple(folders), _read_stamps(folders))
         cfg = copy.deepcopy(composed)
         for override in values:
             key = override.key_or_group
@@ -141,6 +171,15 @@ def compose_unresolved(
             faults.append(list_fault(group, names))
         raise ConfigError(faults)
     return cfg, choices
+
+
+def _read_stamps(folders: Sequence[Path]) -> Stamps:
+    """The YAML files of the menu and the folders; one that was written since is composed anew."""
+    stamps = []
+    for root in (*folders, MENU):
+        for file in sorted(Path(root).resolve().rglob("*.yaml")):
+            stamps.append((str(file), file.stat().st_mtime_ns))
+    return tuple(stamps)
 
 
 def _find_values(parsed: "Sequence[Override]", menu: Options) -> "list[Override]":

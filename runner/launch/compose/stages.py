@@ -17,6 +17,7 @@ from runner.config.provenance import TrustedKeys, read_settings
 from runner.config.resolution import NO_VALUE, Composed
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import MENU
+from runner.launch.compose.begun_rate import as_begun, find_factor_faults
 from runner.launch.compose.references import References
 from runner.launch.compose.staged_experiment import LAID_OVER, StagedExperiment, read_experiment
 from runner.run.continuation import find_resume_faults
@@ -80,6 +81,7 @@ def faults_of(composed: Composed, folders: Sequence[Path] = ()) -> list[Fault]:
     menu = read_menu(folders)
     trusted = TrustedKeys(composed, folders)
     faults = find_all_faults(composed.cfg, menu=menu, allow=allowed, typed=typed, trusted=trusted)
+    faults += find_factor_faults(composed)
     return faults or find_mismatches(composed.cfg, menu) or find_resume_faults(composed.experiment)
 
 
@@ -134,6 +136,8 @@ def _compose_one(
                     faults.append(fault)
         return None, faults
     FolderError.refuse(references.of_other_formats)
+    if composed.rate:
+        composed = as_begun(composed, words, folders, references.starts)
     untyped = {key.removeprefix(f"{stage}.") for key in references.untyped}
     composed = replace(composed, untyped=frozenset(untyped))
     if stage:
