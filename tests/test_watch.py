@@ -235,7 +235,8 @@ def test_the_numbers_of_a_page_are_those_of_the_log(tmp_path):
         lay_run(tmp_path / "g" / f"{seed}", seed=seed, lines=lines)
     page = write_report(summarise(tmp_path / "g")).read_text()
     data = data_of(page)
-    ((name, title, [[label, dashed, steps, values, sds]]),) = data["charts"]
+    ((name, title, [[label, dashed, steps, values, sds]], share),) = data["charts"]
+    assert not share
     assert (name, title, label, dashed, data["steps"][steps]) == ("loss", "loss", 0, False, [1, 2])
     assert values == [2, 4]
     assert sds == [1.414214, 2.828427]

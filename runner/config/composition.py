@@ -18,6 +18,7 @@ from runner.config.limits import check_growth, read_yaml
 from runner.config.menu import Options, read_menu, takes_one
 from runner.config.override import dotted_key, force, parse
 from runner.config.resolution import Composed, resolve
+from runner.config.run_name import register_short_name
 from runner.config.user_folder import use_folders
 from runner.errors import ConfigError
 from runner.io.files import MENU, shipped
@@ -157,6 +158,7 @@ def compose_unresolved(
     if folders:
         check_growth(OmegaConf.to_container(cfg, resolve=False))
     HydraConfig.instance().set_config(cfg)
+    register_short_name()
 
     choices = dict(OmegaConf.to_container(cfg.hydra.runtime.choices))
     # Hydra reports no choice of a group that is given a list in the defaults list of a file.

@@ -12,6 +12,7 @@ from runner.config.dialect import find_meanings
 from runner.config.groups import SEVERAL
 from runner.config.menu import Options
 from runner.errors import ConfigError, Fault
+from runner.io.filetype import ROW_ENDINGS
 from runner.io.secrets import form_of
 from runner.schema.did_you_mean import respellings, seen_letters
 from runner.schema.literal import to_text
@@ -43,7 +44,6 @@ WEIGHT_RULES = re.compile(r"weight=\[(\w+(?:,\s*\w+)*)\]")
 # Jobs of a sweep: planning one takes a millisecond, and more than these are a slip of the hand.
 MAX_JOBS = 100_000
 MAX_LETTERS = 300  # of a word that a fault repeats
-ROWS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz")  # endings of files of rows
 
 
 def dotted_key(override: str) -> str:
@@ -166,7 +166,7 @@ def find_place(key: str, name: str, menu: Mapping[str, Sequence[str]]) -> tuple[
 
 def is_local(path: str) -> bool:
     """True for a path of this machine or of a store, as opposed to a name on the hub."""
-    if path.endswith(ROWS) or path.startswith((".", "/", "~")):
+    if path.endswith(ROW_ENDINGS) or path.startswith((".", "/", "~")):
         return True
     return "*" in path or "://" in path
 
