@@ -23,6 +23,7 @@ from runner.launch.compose.staged_experiment import LAID_OVER, StagedExperiment,
 from runner.run.continuation import find_resume_faults
 from runner.run.key import folder_of
 from runner.validate import find_all_faults
+from runner.validate.adapter_start import leaves_adapter, settle_start
 from runner.validate.mismatches import find_mismatches
 
 TYPED_FIX = re.compile(r"[A-Za-z_][\w.]*=")  # a fix of words to type
@@ -103,6 +104,8 @@ def _compose_stages(
             references.models[stage] = model
             first = str(composed.cfg["model"].get("path"))
             references.starts[model] = references.starts.get(first, first)
+            if leaves_adapter(composed.cfg, references.adapters):
+                references.adapters.add(model)
     return runs, [*experiment.faults, *_gather(stage_faults, experiment.shared)]
 
 
@@ -118,6 +121,7 @@ def _compose_one(
     There is no configuration where it cannot be composed.
     """
     references.faults = []
+    references.notes = {}
     try:
         for word in words:
             if word.startswith(LAID_OVER):
@@ -139,7 +143,9 @@ def _compose_one(
     if composed.rate:
         composed = as_begun(composed, words, folders, references.starts)
     untyped = {key.removeprefix(f"{stage}.") for key in references.untyped}
-    composed = replace(composed, untyped=frozenset(untyped))
+    notes = list(references.notes.values())
+    composed = replace(composed, untyped=frozenset(untyped), starts=notes)
+    composed = settle_start(composed, references.adapters)
     if stage:
         composed = replace(composed, overrides=list(typed), stage=stage, words=list(words))
     faults = faults_of(composed, folders)
