@@ -13,6 +13,7 @@ from runner.config.dialect import find_meanings
 from runner.config.groups import SEVERAL
 from runner.config.menu import Options
 from runner.errors import ConfigError, Fault
+from runner.io.files import EXPERIMENT_FILES
 from runner.io.filetype import ROW_ENDINGS
 from runner.io.secrets import form_of
 from runner.schema.did_you_mean import respellings, seen_letters
@@ -174,6 +175,17 @@ def find_place(key: str, name: str, menu: Mapping[str, Sequence[str]]) -> tuple[
     if is_reference or "/" in name or (group == "model" and os.path.isdir(place)):
         return "model" if group == "reward" else "hub", name
     return "", name
+
+
+def is_experiment_file(name: str) -> bool:
+    """True for the path of a file that may hold an experiment, as opposed to an option's name."""
+    path = os.path.expanduser(name)
+    if not name.endswith(EXPERIMENT_FILES) or not os.path.isfile(path):
+        return False
+    if not name.endswith(".json"):
+        return True
+    with open(path, "rb") as file:  # rows may have the same ending
+        return file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
 
 
 def is_local(path: str) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from runner.config.composition import compose, compose_unresolved, read_layers
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key
-from runner.config.provenance import TrustedKeys, read_settings
+from runner.config.provenance import TrustedKeys, list_settings
 from runner.config.resolution import NO_VALUE, Composed
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import MENU
@@ -149,7 +149,7 @@ def _compose_one(
     if stage:
         composed = replace(composed, overrides=list(typed), stage=stage, words=list(words))
     faults = faults_of(composed, folders)
-    if faults and folders:
+    if faults:
         faults = _add_places(faults, composed, words, folders)
     return composed, [*references.faults, *faults]
 
@@ -173,9 +173,9 @@ def _add_places(
 ) -> list[Fault]:
     """The faults with the line where each key stands, if that is in a file of the user's own."""
     places: dict[str, str] = {}
-    for file, package in read_layers(words, folders):
-        if not file.is_relative_to(MENU):
-            for setting in read_settings(file, package):
+    for layer in read_layers(words, folders):
+        if not layer.file.is_relative_to(MENU):
+            for setting in list_settings(layer):
                 if setting.key not in composed.typed:
                     places[setting.key] = f"  (in {setting.place})"
     return [replace(fault, fix=fault.fix + places.get(fault.where, "")) for fault in faults]
