@@ -166,7 +166,7 @@ def compose_unresolved(
     choices = dict(OmegaConf.to_container(cfg.hydra.runtime.choices))
     # Hydra reports no choice of a group that is given a list in the defaults list of a file.
     deleted = [override.key_or_group for override in parsed if override.is_delete()]
-    groups = sorted(path.name for path in MENU.iterdir() if takes_one(path.name))
+    groups = [group for group in menu if takes_one(group)]
     listed = [group for group in groups if group not in choices and group not in deleted]
     if listed:
         files = [layer.file for layer in read_layers(overrides, folders)]
