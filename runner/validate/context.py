@@ -61,6 +61,7 @@ RUNNER_KEYS = {
     "peft": read_keys("AdapterPart"),
     "optimizer": read_keys("OptimizerPart"),
     "launcher": read_keys("LauncherPart"),
+    "tracker": read_keys("Tracking"),
 }
 # Groups that may hold several parts by name, whose keys of ours are then one level deeper.
 NAMED_PARTS = ("reward", "metric")
