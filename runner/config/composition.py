@@ -21,10 +21,10 @@ from runner.config.override import dotted_key, force, is_experiment_file, parse
 from runner.config.resolution import Composed, resolve
 from runner.config.run_name import register_short_name
 from runner.config.user_folder import use_folders
-from runner.errors import ConfigError
+from runner.errors import ConfigError, Fault
 from runner.io.files import MENU, shipped
 from runner.io.temporary import temporarily
-from runner.schema.literal import to_list
+from runner.schema.literal import to_list, to_text
 from runner.schema.text import Node, select
 
 if TYPE_CHECKING:
@@ -222,6 +222,16 @@ def _compose_choices(
     # A list of options, such as [wandb, mlflow]: Hydra would keep only the lists of the last file.
     layers = read_layers(words, folders)
     nodes = [read_yaml(layer.file) for layer in layers if layer.file.parent.name == "tracker"]
+    targets = [to_text(node["_target_"]) for node in nodes if "_target_" in node]
+    if len(targets) > 1:
+        raise ConfigError(
+            Fault(
+                where="tracker",
+                found=f"{len(targets)} callbacks: {', '.join(targets)}",
+                expected="at most one with a _target_ in a list of trackers",
+                fix="tracker=<one of them>, and callback.<name>._target_=... for the other",
+            )
+        )
     for key in ("report_to", "tags"):
         joined: dict[str, None] = {}
         for node in nodes:
