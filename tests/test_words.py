@@ -104,7 +104,7 @@ TYPED = {
     "train_file=x.jsonl": "dataset=x.jsonl",
     "optimizer.lr=1e-5": "learning_rate=1e-5",
     "args.logging_steps=5": "trainer.args.logging_steps=5",
-    "config=theirs.yaml": "python -m runner import theirs.yaml",
+    "config=theirs.yaml": "python -m runner theirs.yaml",
     "trust_remote_code=true": "model.trust_remote_code=true",
     # Fields that TRL or transformers have given up, where they were.
     "trainer.args.logging_dir=x": "leave trainer.args.logging_dir out",
@@ -202,12 +202,21 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["--config"], ["experiment=<one of them>"]),
         (["--lr", "1e-5", "--seed=3"], ["learning_rate=1e-5", "seed=3"]),
         (["--model_name_or_path", "org/x", "--use-peft"], ["model=org/x", "peft=lora"]),
-        (["--config", "theirs.yaml"], ["python -m runner import theirs.yaml"]),
+        (["--config", "theirs.yaml"], ["dataset.path=trl-lib/Capybara"]),
         (
-            ["train", "conf/experiment/mine.yaml"],
-            ["python -m runner experiment=mine --config-dir conf"],
+            ["train", "conf/dataset/mine.yaml"],
+            ["python -m runner dataset=mine --config-dir conf"],
         ),
-        (["experiment=theirs.yaml"], ["python -m runner import theirs.yaml"]),
+        (["experiment=theirs.yaml"], ["dataset.path=trl-lib/Capybara"]),
+        (["experiment=theirs"], ["experiment=theirs.yaml"]),
+        (
+            ["theirs.yaml", "experiment=toy_dpo"],
+            ["python -m runner -m experiment=theirs.yaml,toy_dpo  (each by itself)"],
+        ),
+        (
+            ["preview", "theirs.yaml", "--config", "conf/experiment/mine.yaml"],
+            ["python -m runner preview theirs.yaml"],
+        ),
         (["experiment=mine", "--config-dir", "none"], ["experiment=mine --config-dir conf"]),
         (["experiment=mine", "--config-path", "conf"], ["--config-dir conf"]),
         (
@@ -303,7 +312,8 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["trainer=grpo", "reward=judges"], ["reward._target_=judges.short 'allow=[judges]'"]),
         (["trainer=grpo", "reward=other.py"], ["reward._target_=other.function 'allow=[other]'"]),
         (["import", "missing.yaml"], ["python -m runner import theirs.yaml"]),
-        (["--config", "missing.yaml"], ["python -m runner import theirs.yaml"]),
+        (["--config", "missing.yaml"], ["experiment=theirs.yaml"]),
+        (["missing.yaml", "seed=1"], ["python -m runner experiment=theirs.yaml"]),
         (["dataset=parts"], ["mend them, or leave them out with dataset.bad_rows=drop"]),
         (["model=outputs/x"], ["model.path=outputs/x/run/model"]),
         (["model=x"], ["model.path='${run:x}'"]),
@@ -322,7 +332,9 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
 def test_another_word_is_answered(words, fixes, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "theirs.yaml").write_text("base_model: org/x\n")
-    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    for group in ("experiment", "dataset"):
+        (tmp_path / "conf" / group).mkdir(parents=True)
+    (tmp_path / "conf" / "dataset" / "mine.yaml").write_text("path: org/rows\n")
     (tmp_path / "conf" / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 3\n")
     (tmp_path / "conf" / "experiment" / "typo.yaml").write_text(
         "# @package _global_\nlearning_rat: 1e-5\n"

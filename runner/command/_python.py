@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.command._foreign_files import translate_files
 from runner.command._python_words import to_overrides
 from runner.command._trained_run import TrainedRun, read_trained
 from runner.config import Composed
@@ -147,7 +148,9 @@ def _compose(
     folders = [Path(config_dir)] if config_dir else []
     with temporarily(sys, path=sys.path[:]):
         add_working_folder()
-        return stages.compose_runs(to_overrides(words, folders, "compose", **keys), folders)
+        overrides = to_overrides(words, folders, "compose", **keys)
+        translate_files(overrides)
+        return stages.compose_runs(overrides, folders)
 
 
 def _call(words: Sequence[str]) -> tuple[int, str]:

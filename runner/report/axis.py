@@ -13,7 +13,7 @@ from functools import cached_property
 from runner.config.machines import processes_of
 from runner.report.number import format_typed
 from runner.run.history import is_finite
-from runner.run.key import VOLATILE
+from runner.run.key import VOLATILE, drop_factor
 from runner.schema.text import Config, flatten, select, short_key
 
 # Keys at the top of a config from which keys of its groups take their values.
@@ -121,6 +121,7 @@ def comparable_part(cfg: Config) -> Config:
     It has only the number of processes of the launcher, because that changes the batch.
     """
     part = {key: node for key, node in cfg.items() if key not in SKIPPED}
+    drop_factor(part)
     if cfg.get("launcher"):
         part["launcher"] = {"num_processes": processes_of(cfg)}
     return part

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.config.adapter_rate import FACTOR
 from runner.config.machines import processes_of
 from runner.config.run_name import PLACES, folder_name, former_names
 from runner.schema.literal import CONSTANT
@@ -73,6 +74,7 @@ def key_of(cfg: Config) -> str:
 def lasting(cfg: Config) -> dict[str, Any]:
     """The part of a configuration that can change its result."""
     part = {key: value for key, value in cfg.items() if key not in VOLATILE}
+    drop_factor(part)
     if isinstance(part.get("trainer"), Mapping):
         trainer = dict(part["trainer"])
         for modality in MODALITIES:
@@ -83,6 +85,13 @@ def lasting(cfg: Config) -> dict[str, Any]:
             trainer["args"] = {name: value for name, value in args if name not in made}
         part["trainer"] = trainer
     return part
+
+
+def drop_factor(part: dict[str, Any]) -> None:
+    """Take the factor of the learning rate out of an adapter; it acts through the rate alone."""
+    adapter = part.get("peft")
+    if isinstance(adapter, Mapping):
+        part["peft"] = {key: node for key, node in adapter.items() if key != FACTOR}
 
 
 def made_of_batch(cfg: Config) -> list[str]:
