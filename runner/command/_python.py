@@ -18,8 +18,7 @@ from typing import Any
 from runner.command._foreign_files import translate_files
 from runner.command._python_words import to_overrides
 from runner.command._trained_run import TrainedRun, read_trained
-from runner.config import Composed
-from runner.config.menu import searched_folders
+from runner.config import Composed, searched_folders
 from runner.config.user_folder import add_working_folder
 from runner.errors import (
     ERROR_FILE,
