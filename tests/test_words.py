@@ -7,6 +7,7 @@ import pytest
 import yaml
 from laid import lay_run
 
+import runner
 from runner.__main__ import main, read_command_line
 from runner.command import VERBS
 from runner.config.dialect import read_sections
@@ -474,9 +475,27 @@ def test_the_menu_of_the_working_folder_is_used_and_that_is_said(tmp_path, monke
     assert main(["experiment=mine", "--dry-run"]) == 0
     said = capsys.readouterr().err
     assert said == "conf      conf/ here is used; --config-dir none leaves it out\n"
+    assert runner.compose("experiment=mine")["seed"] == 3
+    with pytest.raises(ConfigError):
+        runner.compose("experiment=mine", config_dir="none")
     for words in (["--config-dir", "none"], ["--config-dir", str(tmp_path)]):
         assert main(["experiment=mine", *words, "--dry-run"]) == 2
         assert not capsys.readouterr().err.startswith("conf ")
+
+
+def test_the_conf_of_another_application_adds_options_and_changes_nothing(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "optimizer").mkdir(parents=True)
+    (tmp_path / "conf" / "config.yaml").write_text("defaults: [optimizer: sgd]\nlr: 0.1\n")
+    (tmp_path / "conf" / "optimizer" / "sgd.yaml").write_text("_target_: torch.optim.SGD\n")
+    assert main(["trainer=dpo", "--cfg", "job"]) == 0
+    used = capsys.readouterr().out
+    assert main(["trainer=dpo", "--cfg", "job", "--config-dir", "none"]) == 0
+    assert capsys.readouterr().out == used
+    assert main(["why", "seed"]) == 0
+    assert "conf/config.yaml:" in capsys.readouterr().out
 
 
 def test_a_conf_of_other_things_and_the_shipped_menu_are_left_alone(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from runner.command._help import help_text
 from runner.command._option import options_of
 from runner.config.choice import option_fault
 from runner.config.dialect import filled, meant_command
-from runner.config.menu import Options, find_menu_here, read_menu
+from runner.config.menu import Options, read_menu, searched_folders
 from runner.config.override import (
     dotted_key,
     expand,
@@ -46,7 +46,6 @@ OF_ROWS = ("dataset", "metric", "reward", "quant")  # groups that verbs of a tra
 CONFIG_FLAGS = ("config", "config_file", "config_name", "config_path")  # of other tools
 COMPOSING = ("train", "preview", "rehearse", "why")  # verbs that take the file of an experiment
 NO_FLAG = "an unknown flag"
-NO_FOLDER = "none"  # in place of a folder of --config-dir
 
 
 def read_command_line(words: Sequence[str]) -> CommandLine:
@@ -62,13 +61,8 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
                 fix="python -m runner --help",
             )
         ) from None
-    found_folder = None
-    if not known.folders:
-        found_folder = find_menu_here()
-    if found_folder is not None:
-        known.folders = [found_folder]
-    elif list(map(str, known.folders)) == [NO_FOLDER]:
-        known.folders = []
+    has_typed_folder = bool(known.folders)
+    known.folders = searched_folders(known.folders)
     menu = read_menu(known.folders)
     plain, flags = take_flags(others)
     overrides = [word for word in plain if "=" in word or word.startswith("~")]
@@ -80,8 +74,9 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
         overrides = [*(f"experiment={file}" for file in files), *overrides]
     expanded = expand(overrides, menu)
     notes = translate_files(expanded) if verb in COMPOSING else []
-    if found_folder is not None:
-        notes.insert(0, f"conf      {found_folder}/ here is used; --config-dir none leaves it out")
+    if known.folders and not has_typed_folder:
+        folder = known.folders[0]
+        notes.insert(0, f"conf      {folder}/ here is used; --config-dir none leaves it out")
     line = CommandLine(verb, expanded, runs, notes=notes, **vars(known))
     faults = list(find_word_faults(line, plain, menu)) or list(find_sweep_faults(line))
     for folder in known.folders:

@@ -309,9 +309,10 @@ def read_layers(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[
     layers = []
     chosen = set(map(dotted_key, words))
     for default in listed:
-        files = [root / f"{default.config_path}.yaml" for root in roots]
+        path = str(default.config_path)
+        files = [root / f"{path}.yaml" for root in roots if "/" in path or root == MENU]
         file = next(filter(Path.is_file, files), None)
-        path = str(default.config_path).removeprefix("experiment/")
+        path = path.removeprefix("experiment/")
         if is_experiment_file(path):
             layers.append(Layer(Path(path), "", read_experiment_file(path, folders, chosen)))
         elif file:

@@ -248,6 +248,10 @@ def _plugin() -> Any:
         def scheme() -> str:
             return "user"
 
+        def is_config(self, config_path: str) -> bool:
+            # The conf/ of another application of Hydra's has a config.yaml that is none of ours.
+            return "/" in config_path and bool(super().is_config(config_path))
+
         def load_config(self, config_path: str) -> "ConfigResult":
             name = config_path.removesuffix(".yaml")
             file = Path(self.path, f"{name}.yaml")
