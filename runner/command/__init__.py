@@ -47,7 +47,8 @@ class CommandLine:
     overrides: list[str]
     runs: list[str] = field(default_factory=list)  # words that are neither overrides nor flags
     folders: list[Path] = field(default_factory=list)  # of ``--config-dir``, or the one found here
-    found_folder: Path | None = None  # conf/ here, where ``--config-dir`` was not typed
+    # Lines that say which files of the user's are read besides those that were typed, and how.
+    notes: list[str] = field(default_factory=list)
     multirun: bool = False
     dry_run: bool = False
     debug: bool = False

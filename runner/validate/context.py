@@ -61,6 +61,7 @@ PART_CLASSES = {
     "peft": "AdapterPart",
     "optimizer": "OptimizerPart",
     "launcher": "LauncherPart",
+    "tracker": "Tracking",
 }
 RUNNER_KEYS = {group: read_keys(class_name) for group, class_name in PART_CLASSES.items()}
 # Groups that may hold several parts by name, whose keys of ours are then one level deeper.
