@@ -45,6 +45,8 @@ class Composed:
     command: list[str] = field(default_factory=list)
     # The values of the model's option that are left out, where another model is trained.
     note: str = ""
+    # Lines on the runs and the adapter that it begins with.
+    starts: list[str] = field(default_factory=list)
     # A line for each field that ``speed=`` has set, and for each that it has not.
     speed: list[str] = field(default_factory=list)
     # The learning rate that the adapter has multiplied, if it has.

@@ -21,6 +21,7 @@ def print_notes(tasks: Sequence[Task]) -> None:
         if run.rate:
             lines.append(f"rate      {titles[run.stage]}{run.rate}")
     for run in runs:
+        lines += [f"start     {titles[run.stage]}{line}" for line in run.starts]
         lines += [f"speed     {titles[run.stage]}{line}" for line in run.speed]
     lines += [_describe_machine(run) for run in runs if run.machines > 1]
     for root in dict.fromkeys(run.experiment.root for run in runs):

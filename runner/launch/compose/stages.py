@@ -13,7 +13,7 @@ from pathlib import Path
 from runner.config.composition import compose, compose_unresolved, read_layers
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key
-from runner.config.provenance import TrustedKeys, read_settings
+from runner.config.provenance import TrustedKeys, list_settings
 from runner.config.resolution import NO_VALUE, Composed
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import MENU
@@ -23,6 +23,7 @@ from runner.launch.compose.staged_experiment import LAID_OVER, StagedExperiment,
 from runner.run.continuation import find_resume_faults
 from runner.run.key import folder_of
 from runner.validate import find_all_faults
+from runner.validate.adapter_start import leaves_adapter, settle_start
 from runner.validate.mismatches import find_mismatches
 
 TYPED_FIX = re.compile(r"[A-Za-z_][\w.]*=")  # a fix of words to type
@@ -103,6 +104,8 @@ def _compose_stages(
             references.models[stage] = model
             first = str(composed.cfg["model"].get("path"))
             references.starts[model] = references.starts.get(first, first)
+            if leaves_adapter(composed.cfg, references.adapters):
+                references.adapters.add(model)
     return runs, [*experiment.faults, *_gather(stage_faults, experiment.shared)]
 
 
@@ -118,6 +121,7 @@ def _compose_one(
     There is no configuration where it cannot be composed.
     """
     references.faults = []
+    references.notes = {}
     try:
         for word in words:
             if word.startswith(LAID_OVER):
@@ -139,11 +143,13 @@ def _compose_one(
     if composed.rate:
         composed = as_begun(composed, words, folders, references.starts)
     untyped = {key.removeprefix(f"{stage}.") for key in references.untyped}
-    composed = replace(composed, untyped=frozenset(untyped))
+    notes = list(references.notes.values())
+    composed = replace(composed, untyped=frozenset(untyped), starts=notes)
+    composed = settle_start(composed, references.adapters)
     if stage:
         composed = replace(composed, overrides=list(typed), stage=stage, words=list(words))
     faults = faults_of(composed, folders)
-    if faults and folders:
+    if faults:
         faults = _add_places(faults, composed, words, folders)
     return composed, [*references.faults, *faults]
 
@@ -167,9 +173,9 @@ def _add_places(
 ) -> list[Fault]:
     """The faults with the line where each key stands, if that is in a file of the user's own."""
     places: dict[str, str] = {}
-    for file, package in read_layers(words, folders):
-        if not file.is_relative_to(MENU):
-            for setting in read_settings(file, package):
+    for layer in read_layers(words, folders):
+        if not layer.file.is_relative_to(MENU):
+            for setting in list_settings(layer):
                 if setting.key not in composed.typed:
                     places[setting.key] = f"  (in {setting.place})"
     return [replace(fault, fix=fault.fix + places.get(fault.where, "")) for fault in faults]
