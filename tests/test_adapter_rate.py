@@ -181,6 +181,7 @@ def test_a_run_that_began_with_the_rate_of_all_weights_goes_on_with_it(
     run.set_status(state, step=3)
     (composed,) = compose_runs(words)
     assert composed.cfg["learning_rate"] == 2e-5
+    open_run(composed.cfg | {"on_sick": "rollback"}, words)  # which freezes its config again
     assert main([*words, "--dry-run"]) == 0
     out = capsys.readouterr().out.replace(f"{tmp_path}/", "")
     assert f"rate      2e-5, with which {run} began; learning_rate=0.0002" in out
