@@ -38,6 +38,6 @@ def find_factor_faults(composed: Composed) -> Iterator[Fault]:
         yield Fault(
             where=FACTOR_KEY,
             found=f"set, but the learning rate is {composed.cfg.get(KEY)}, whatever the adapter",
-            expected="a rate that an option of the trainer or of the model brings",
+            expected="a rate that an option of the trainer brings",
             fix=f"leave {FACTOR_KEY} out, and {KEY}=<another>",
         )
