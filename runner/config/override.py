@@ -13,6 +13,8 @@ from runner.config.dialect import find_meanings
 from runner.config.groups import SEVERAL
 from runner.config.menu import Options
 from runner.errors import ConfigError, Fault
+from runner.io.files import EXPERIMENT_FILES
+from runner.io.filetype import ROW_ENDINGS
 from runner.io.secrets import form_of
 from runner.schema.did_you_mean import respellings, seen_letters
 from runner.schema.literal import to_text
@@ -47,7 +49,6 @@ MAX_LETTERS = 300  # of a word that a fault repeats
 # Keys that may hold a run in the place of its model.
 OF_MODELS = re.compile(r"(^|(?<!dataset)[._])(path|model|reward)$")
 REFERENCES = ("${run:", "${best:")  # begin the name of a run
-ROWS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz")  # endings of files of rows
 
 
 def dotted_key(override: str) -> str:
@@ -176,9 +177,20 @@ def find_place(key: str, name: str, menu: Mapping[str, Sequence[str]]) -> tuple[
     return "", name
 
 
+def is_experiment_file(name: str) -> bool:
+    """True for the path of a file that may hold an experiment, as opposed to an option's name."""
+    path = os.path.expanduser(name)
+    if not name.endswith(EXPERIMENT_FILES) or not os.path.isfile(path):
+        return False
+    if not name.endswith(".json"):
+        return True
+    with open(path, "rb") as file:  # rows may have the same ending
+        return file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+
+
 def is_local(path: str) -> bool:
     """True for a path of this machine or of a store, as opposed to a name on the hub."""
-    if path.endswith(ROWS) or path.startswith((".", "/", "~")):
+    if path.endswith(ROW_ENDINGS) or path.startswith((".", "/", "~")):
         return True
     return "*" in path or "://" in path
 
