@@ -5,8 +5,10 @@ Their commands compose, their tables agree with the code, the first screen is sh
 
 import ast
 import itertools
+import json
 import re
 import shlex
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from runner.command._option import options_of, split_options
 from runner.dataset.form import FORMS_FOR
 from runner.errors import RunnerError
 from runner.launch.compose.stages import compose_runs
+from runner.run.folder import write_config
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -35,11 +38,22 @@ LINES_OF_BLOCKS = "\n".join(BLOCKS).splitlines()
 COMMANDS = [line.rpartition("&& ")[2] for line in LINES_OF_BLOCKS if "python -m runner" in line]
 
 
+def write_experiment_files(command):
+    """Write the files of experiments that a command names."""
+    page = (ROOT / "conf" / "experiment" / "README.md").read_text(encoding="utf-8")
+    Path("own.yaml").write_text(re.search(r"```yaml\n(.*?)```", page, re.S)[1])
+    shutil.copy(ROOT / "tests" / "importers" / "axolotl_dpo.yaml", "axolotl.yml")
+    shutil.copy(ROOT / "tests" / "importers" / "swift_sft.sh", "train.sh")
+    if "RUN/config.yaml" in command:
+        write_config(Path("outputs/NAME/RUN"), config.compose([]).cfg)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", dict.fromkeys(COMMANDS))
 def test_every_command_composes_and_passes_the_check(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text('{"prompt": "2+2?", "completion": "4"}\n')
+    write_experiment_files(command)
     assert not set("<>") & set(command), "a shell would redirect"
     words = shlex.split(command, comments=True)[3:]
     line = read_command_line(words)
@@ -145,6 +159,17 @@ def test_the_test_command_is_what_ci_runs():
     command = next(line for line in LINES_OF_BLOCKS if line.endswith("pytest"))
     for part in re.sub(r"python3\.\d+", "python3", command).split(" && "):
         assert part in ci.replace(" --quiet", ""), part
+
+
+def test_the_container_is_built_by_the_first_command():
+    steps = (ROOT / ".devcontainer" / "Dockerfile").read_text(encoding="utf-8")
+    command = next(line for line in LINES_OF_BLOCKS if line.endswith("python -m runner"))
+    *build, start = command.replace("pip install", "pip install --no-cache-dir").split(" && ")
+    assert f"RUN {' && '.join(build)}\n" in steps
+    assert f"CMD {json.dumps(start.split())}\n" in steps
+    editor = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    tested = next(line for line in LINES_OF_BLOCKS if line.endswith("pytest"))
+    assert f"{editor['postCreateCommand']} && pytest" == tested
 
 
 def test_every_option_group_is_in_the_table():

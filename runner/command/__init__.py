@@ -28,6 +28,8 @@ VERBS = {
     "rehearse": "Plays a run through in seconds before it takes days",
     "report": "Shows runs, side by side or one by one",
     "reproduce": "Trains a finished run again and compares",
+    "schema": "Writes JSON Schemas, by which editors complete and check the files of a folder of "
+    "groups",
     "train": "Trains one language model, or sweeps over many, from options that go together",
     "watch": "Shows runs in a browser while they train",
     "why": "Tells where the value of a key comes from",
@@ -45,7 +47,8 @@ class CommandLine:
     overrides: list[str]
     runs: list[str] = field(default_factory=list)  # words that are neither overrides nor flags
     folders: list[Path] = field(default_factory=list)  # of ``--config-dir``, or the one found here
-    found_folder: Path | None = None  # conf/ here, where ``--config-dir`` was not typed
+    # Lines that say which files of the user's are read besides those that were typed, and how.
+    notes: list[str] = field(default_factory=list)
     multirun: bool = False
     dry_run: bool = False
     debug: bool = False

@@ -8,6 +8,7 @@ from itertools import chain
 
 from runner.command import CommandLine
 from runner.config import Composed, compose
+from runner.config.adapter_rate import FACTOR_KEY, KEY
 from runner.config.dialect import find_meanings
 from runner.config.provenance import Provenance, Setting, read_provenance
 from runner.errors import ConfigError, Fault
@@ -75,6 +76,10 @@ def _provenance_of(composed: Composed, line: CommandLine) -> Provenance:
         words = composed.words
         typed = composed.overrides
     provenance = read_provenance(composed.cfg, words, line.folders, typed, composed.stage)
+    if composed.rate:
+        place = provenance.of(FACTOR_KEY)[0].place
+        product = Setting(KEY, composed.rate.product, place, FACTOR_KEY)
+        provenance = replace(provenance, settings=[*provenance.settings, product])
     if not composed.note:
         return provenance
     settings = []
