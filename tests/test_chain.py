@@ -1,12 +1,17 @@
 """Runs that build on runs: the run that a word means, and an adapter below another one."""
 
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from runner import __main__ as door
+from runner.command._trained_run import read_trained
 from runner.errors import ConfigError
-from runner.io.files import write_json
+from runner.io.files import read_json, write_json
 from runner.launch.compose.stages import compose_runs
 from runner.run import Run, write_config
 from runner.run.key import key_of
@@ -142,3 +147,80 @@ def test_a_stage_means_the_same_before_the_one_below_it_has_trained(lay, tmp_pat
         write_config(laid.folder, run.cfg)
         write_json(laid.folder / "status.json", {"state": "finished"})
     assert [key_of(run.cfg) for run in composed(*words)] == [key_of(run.cfg) for run in before]
+
+
+# --- Trained ------------------------------------------------------------------------------------
+
+FEW = (
+    *("metric=none", "dataset.limit.train=24", "dataset.limit.eval=4", "trainer.args.max_steps=3"),
+    *("trainer.args.per_device_train_batch_size=4", "trainer.args.logging_steps=1"),
+    *("learning_rate=5e-3", "peft=lora"),
+)
+IDS = torch.arange(3, 15).unsqueeze(0)
+
+
+@torch.no_grad()
+def logits(model):
+    return model.eval()(input_ids=IDS).logits
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """SFT, DPO, and KTO, each with LoRA on the one before."""
+    root = tmp_path_factory.mktemp("chain") / "outputs"
+    start = ()
+    for trainer in ("sft", "dpo", "kto"):
+        words = [f"trainer={trainer}", *FEW, *start, f"name={trainer}", f"output_root={root}"]
+        assert door.main(words) == 0
+        start = (f"model.path={root / trainer}",)
+    return [read_trained(next((root / name).glob("*-*"))) for name in ("sft", "dpo", "kto")]
+
+
+@pytest.mark.dear("three trainings, for all tests below")
+@pytest.mark.slow
+def test_the_first_step_on_a_merged_adapter_is_at_its_reference(trained):
+    for run in trained[1:]:
+        assert run.before["eval_rewards/margins"] == 0.0
+        assert run.after["eval_rewards/margins"] != 0.0
+        assert run.cfg["model"]["merge"] is True
+    uses = trained[1].manifest["uses"]
+    assert uses["model.path"].endswith(str(trained[0].folder)[-20:])
+
+
+@pytest.mark.slow
+def test_an_adapter_on_a_merged_one_loads_elsewhere_as_one_on_the_base(trained, capsys):
+    for number, run in enumerate(trained):
+        config = read_json(run.folder / "model" / "adapter_config.json")
+        assert config["r"] == 16 * (number + 1)
+        assert config["base_model_name_or_path"].endswith("model/tiny")
+        ours = logits(run.model())
+        elsewhere = logits(AutoPeftModelForCausalLM.from_pretrained(run.folder / "model"))
+        torch.testing.assert_close(elsewhere, ours, atol=1e-4, rtol=0)
+        if number:
+            assert (ours - logits(trained[number - 1].model())).abs().max() > 1e-2
+    assert door.main(["export", str(trained[2].folder)]) == 0
+    export = AutoModelForCausalLM.from_pretrained(trained[2].folder / "export")
+    torch.testing.assert_close(logits(export), ours, atol=1e-4, rtol=0)
+    capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_the_start_of_a_chained_run_has_the_bits_of_the_export_before_it(trained, tmp_path, capsys):
+    first, second, _ = trained
+    assert door.main(["export", str(first.folder), f"to={tmp_path / 'export'}"]) == 0
+    export = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    assert torch.equal(logits(second.model("checkpoint=start")), logits(export))
+    capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_the_end_of_a_chain_outlives_its_beginning(trained, tmp_path):
+    last = trained[1]
+    ours = logits(last.model())
+    shutil.copytree(last.folder, tmp_path / "alone")
+    shutil.move(trained[0].folder / "model", tmp_path / "model")
+    try:
+        alone = logits(read_trained(tmp_path / "alone").model())
+    finally:
+        shutil.move(tmp_path / "model", trained[0].folder / "model")
+    torch.testing.assert_close(alone, ours, atol=1e-4, rtol=0)

@@ -38,6 +38,16 @@ VERBS = {
 # libraries would only notice later, are reported before these begin; ``train`` looks by itself.
 WORKING = frozenset({"evaluate", "export", "predict", "preview", "rehearse", "reproduce"})
 
+OF_ROWS = ("dataset", "metric", "reward", "quant")  # groups that verbs of a trained model take
+# Flags with which Hydra only prints something; others of that kind take a value.
+PRINTING = (
+    ("--help", "-h"),
+    ("--hydra-help",),
+    ("--version",),
+    ("--resolve",),
+)
+CFG = ("job", "hydra", "all")
+
 
 @dataclass(frozen=True)
 class CommandLine:

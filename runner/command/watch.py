@@ -23,7 +23,6 @@ from urllib.parse import quote
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from runner.command import CommandLine
-from runner.command._listing import find_names
 from runner.command._option import read_options
 from runner.command.watch_options import Options
 from runner.errors import EnvironmentFault, Fault, RunnerError, describe
@@ -37,7 +36,7 @@ from runner.report.run_page import to_run_page
 from runner.report.selection import summarise
 from runner.report.sweep_page import to_sweep_page
 from runner.run.find import find_folders, is_run, resolve_word, words_below
-from runner.run.record import read_run, read_state
+from runner.run.record import find_names, read_run, read_state
 
 HEADERS = {
     "Cache-Control": "no-store",
