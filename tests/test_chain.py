@@ -127,6 +127,14 @@ def test_an_adapter_is_merged_below_another_one_and_trained_further_without_one(
     assert plain.starts == []
 
 
+def test_the_merge_that_nobody_typed_is_explained(lay, capsys):
+    words = ("trainer=dpo", f"model.path={lay('sft', 'a-01', peft=LORA)}", "peft=lora")
+    assert door.main(["why", "model.merge", *words]) == 0
+    assert "the model is an adapter" in capsys.readouterr().out
+    assert door.main([*words, "--cfg", "job"]) == 0
+    assert "merge: true" in capsys.readouterr().out
+
+
 def test_a_stage_means_the_same_before_the_one_below_it_has_trained(lay, tmp_path):
     path = tmp_path / "mine" / "experiment" / "chain.yaml"
     path.parent.mkdir(parents=True)

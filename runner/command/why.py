@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from runner.command import CommandLine
-from runner.config import Composed, compose
+from runner.config import Composed
 from runner.config.adapter_rate import FACTOR_KEY, KEY
 from runner.config.dialect import find_meanings
 from runner.config.provenance import Provenance, Setting, read_provenance
@@ -40,7 +40,7 @@ def main(line: CommandLine) -> int:
             )
         )
     (key,) = line.runs
-    runs = _compose(line)
+    runs = stages.compose_unchecked(line.overrides, line.folders)
     stage, _, inner_key = key.partition(".")
     of_stage = [composed for composed in runs if inner_key and composed.stage == stage]
     if of_stage:
@@ -55,17 +55,6 @@ def main(line: CommandLine) -> int:
         lines += explain(key, _provenance_of(composed, line), line.overrides)
     print_visible(hidden("\n".join(lines)))
     return 0
-
-
-def _compose(line: CommandLine) -> list[Composed]:
-    """The configurations that are meant, unchecked if possible: wrong ones are explained, too."""
-    try:
-        composed = compose(line.overrides, line.folders)
-    except ConfigError:  # such as for a reference to another run
-        return stages.compose_runs(line.overrides, line.folders)
-    if "stages" in composed.cfg:
-        return stages.compose_runs(line.overrides, line.folders)
-    return [composed]
 
 
 def _provenance_of(composed: Composed, line: CommandLine) -> Provenance:
