@@ -10,10 +10,11 @@ from transformers import AutoModelForCausalLM
 
 from runner import __main__ as door
 from runner.command._trained_run import read_trained
-from runner.errors import ConfigError
+from runner.errors import ConfigError, FolderError
 from runner.io.files import read_json, write_json
 from runner.launch.compose.stages import compose_runs
 from runner.run import Run, write_config
+from runner.run.inputs import check_fingerprints, read_fingerprints
 from runner.run.key import key_of
 
 TINY = "runner://model/tiny"
@@ -118,6 +119,8 @@ def test_an_adapter_is_merged_below_another_one_and_trained_further_without_one(
     assert "peft=lora" in further.starts[0]
     (frozen,) = composed("trainer=dpo", f"model.path={start}", "peft=freeze")
     assert frozen.cfg["model"]["merge"] is True
+    where, fix = fault("trainer=async_grpo", f"model.path={start}", "peft=lora")
+    assert (where, fix) == ("model.merge", "model.path=<that folder>")
     # One that trains an adapter further leaves one, and one that merges it alone does not.
     further = lay("dpo", "b-02", path=start)
     assert composed("trainer=kto", f"model.path={further}", "peft=lora")[0].cfg["model"]["merge"]
@@ -125,6 +128,14 @@ def test_an_adapter_is_merged_below_another_one_and_trained_further_without_one(
     (plain,) = composed("trainer=kto", f"model.path={whole}", "peft=lora")
     assert "merge" not in plain.cfg["model"]
     assert plain.starts == []
+
+
+def test_the_merge_that_nobody_typed_is_explained(lay, capsys):
+    words = ("trainer=dpo", f"model.path={lay('sft', 'a-01', peft=LORA)}", "peft=lora")
+    assert door.main(["why", "model.merge", *words]) == 0
+    assert "the model is an adapter" in capsys.readouterr().out
+    assert door.main([*words, "--cfg", "job"]) == 0
+    assert "merge: true" in capsys.readouterr().out
 
 
 def test_a_stage_means_the_same_before_the_one_below_it_has_trained(lay, tmp_path):
@@ -147,6 +158,31 @@ def test_a_stage_means_the_same_before_the_one_below_it_has_trained(lay, tmp_pat
         write_config(laid.folder, run.cfg)
         write_json(laid.folder / "status.json", {"state": "finished"})
     assert [key_of(run.cfg) for run in composed(*words)] == [key_of(run.cfg) for run in before]
+
+
+def test_the_base_of_an_adapter_is_an_input_too(lay, tmp_path):
+    start = lay("sft", "a-01", peft=LORA)
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "model.safetensors").write_text("then")
+    (base / "notes").write_text("no input")
+    write_json(Path(start, "adapter_config.json"), {"base_model_name_or_path": str(base)})
+    cfg = {"model": {"path": start}, "name": "dpo"}
+    run = Run(tmp_path / "outputs" / "dpo" / "b-02")
+    run.folder.mkdir(parents=True)
+    write_config(run.folder, cfg)
+    fingerprints = read_fingerprints(cfg)
+    assert list(fingerprints["base of model.path"]) == [str(base / "model.safetensors")]
+    write_json(run.folder / "status.json", {"state": "finished"})
+    write_json(run.folder / "manifest.json", {"inputs": fingerprints})
+    assert check_fingerprints(run) == []
+    (base / "model.safetensors").write_text("now!")
+    with pytest.raises(FolderError, match=r"base of model\.path"):
+        check_fingerprints(run)
+    # A run that an earlier version began knows its adapter only.
+    del fingerprints["base of model.path"]
+    write_json(run.folder / "manifest.json", {"inputs": fingerprints})
+    assert check_fingerprints(run) == []
 
 
 # --- Trained ------------------------------------------------------------------------------------

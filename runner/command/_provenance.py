@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from runner.command import CommandLine
 from runner.command._foreign_files import translate_files
-from runner.config import Composed, compose, differences
+from runner.config import Composed, differences
 from runner.config.adapter_rate import FACTOR_KEY, KEY
 from runner.config.provenance import Provenance, Setting, read_provenance, read_settings
-from runner.errors import ConfigError, RunnerError
+from runner.errors import RunnerError
 from runner.launch.compose import stages
 from runner.report.facts import split_command, words_of
 from runner.run.find import is_run
@@ -24,17 +24,6 @@ from runner.schema.literal import to_text
 # Settings of the model's option that a value computed for the model has replaced.
 OF_MODEL_OPTION = re.compile(r"(?!model\.).*\bmodel/[^/]+\.yaml:")
 MAX_REPETITIONS = 16  # of a run that reproduces one that reproduces one
-
-
-def compose_unchecked(line: CommandLine) -> list[Composed]:
-    """The configurations that are meant, unchecked if possible: wrong ones are explained, too."""
-    try:
-        composed = compose(line.overrides, line.folders)
-    except ConfigError:  # such as for a reference to another run
-        return stages.compose_runs(line.overrides, line.folders)
-    if "stages" in composed.cfg:
-        return stages.compose_runs(line.overrides, line.folders)
-    return [composed]
 
 
 def provenance_of(composed: Composed, line: CommandLine) -> Provenance:
@@ -97,7 +86,7 @@ def _read_command(run: RunRecord) -> CommandLine | None:
 
 def _find_composed(run: RunRecord, line: CommandLine) -> Composed:
     """The configuration that a command makes for a run: that with its key, else with its name."""
-    runs = compose_unchecked(line)
+    runs = stages.compose_unchecked(line.overrides, line.folders)
     key = key_of(run.cfg)
     for composed in runs:
         if key_of(composed.cfg) == key:

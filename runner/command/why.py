@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from itertools import chain
 
 from runner.command import CommandLine
-from runner.command._provenance import compose_unchecked, provenance_of, provenance_of_run
+from runner.command._provenance import provenance_of, provenance_of_run
 from runner.config.dialect import find_meanings
 from runner.config.provenance import Provenance, Setting
 from runner.errors import ConfigError, Fault
 from runner.io.secrets import hidden
 from runner.io.terminal import print_visible
+from runner.launch.compose import stages
 from runner.report.number import short
 from runner.report.table import Column, format_table
 from runner.run.adjustments import in_words, read_adjustments
@@ -42,7 +43,7 @@ def main(line: CommandLine) -> int:
             )
         )
     (key,) = line.runs
-    runs = compose_unchecked(line)
+    runs = stages.compose_unchecked(line.overrides, line.folders)
     stage, _, inner_key = key.partition(".")
     of_stage = [composed for composed in runs if inner_key and composed.stage == stage]
     if of_stage:
