@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BitsAndBytesConfig,
 )
 
 from runner.__main__ import main
@@ -24,9 +25,11 @@ from runner.config.experiment import AdapterPart
 from runner.errors import ConfigError
 from runner.io.files import files_of, read_json, shipped, write_json
 from runner.launch.local import local
-from runner.model.adapter import train_beside
+from runner.model.adapter import train_beside, write_adapter
 from runner.model.freeze import train_weights
 from runner.model.load import load_model, load_tokenizer
+from runner.model.merge import write_plain
+from runner.model.reference_model import copy_reference
 from runner.training.components.model import build_tuner
 
 TINY = "runner://model/tiny"
@@ -291,10 +294,54 @@ def test_a_merged_adapter_is_a_whole_model_that_answers_like_it(adapter):
 
 
 @pytest.mark.slow
-def test_adapters_that_cannot_be_merged_are_reported():
-    with pytest.raises(ConfigError) as caught:
-        load(merge=True, quantization_config={"load_in_8bit": True})
-    assert [fault.fix for fault in caught.value.faults] == ["model.merge=false", "quant=none"]
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_merged_adapter_has_the_bits_of_the_export(adapter, tmp_path, dtype):
+    load(dtype=dtype).save_pretrained(tmp_path / "base")
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    for path in adapter.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    settings["base_model_name_or_path"] = str(tmp_path / "base")
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    write_plain(tmp_path, tmp_path / "export", head="lm", dtype=dtype, trust=False)
+    export = load(tmp_path / "export", dtype=dtype).state_dict()
+    merged = load(tmp_path, merge=True, dtype=dtype).state_dict()
+    assert merged.keys() == export.keys()
+    for name in export:
+        assert torch.equal(merged[name], export[name])
+
+
+@pytest.mark.slow
+def test_an_adapter_below_a_quantised_one_is_merged_before_that(adapter, tmp_path):
+    write_plain(adapter, tmp_path / "export", head="lm", trust=False)
+
+    def quantised(path, **how):
+        quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+        return load(path, quantization_config=quantization, **how)
+
+    merged = quantised(adapter, merge=True)
+    export = quantised(tmp_path / "export").state_dict()
+    assert merged.is_quantized
+    weights = merged.state_dict()
+    assert weights.keys() == export.keys()
+    for name in export:
+        assert torch.equal(weights[name], export[name])
+    assert merged.generation_config.eos_token_id == load().generation_config.eos_token_id
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied:UserWarning")
+@pytest.mark.filterwarnings("ignore:Model .* .tie_word_embeddings=True.:UserWarning")
+def test_an_adapter_on_tied_embeddings_is_merged_into_one_of_the_two(tmp_path):
+    config = LoraConfig(r=4, target_modules=["embed_tokens"], task_type="CAUSAL_LM")
+    model = get_peft_model(load(), config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_embedding" in name:
+                weight.normal_(std=0.1)
+    write_adapter(model, tmp_path, base=shipped(TINY))
+    adapted = load(tmp_path)
+    for merged in (load(tmp_path, merge=True), copy_reference(adapted)):
+        torch.testing.assert_close(logits(merged), logits(adapted), atol=1e-4, rtol=0)
 
 
 @pytest.mark.grid(1)

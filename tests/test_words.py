@@ -439,7 +439,7 @@ def test_the_expanded_words_are_what_is_composed(tmp_path, monkeypatch, capsys):
     assert main(["dataset=rows.jsonl", "--cfg", "job"]) == 0
     assert "path: rows.jsonl" in capsys.readouterr().out
     assert main(["dataset=rows.jsonl", "--dry-run"]) == 0
-    assert "sft-tiny-local/path-rows" in capsys.readouterr().out
+    assert "sft-tiny-rows/default-" in capsys.readouterr().out
     assert main(["why", "dataset.path", "dataset=rows.jsonl"]) == 0
     assert "  is    rows.jsonl  command line" in capsys.readouterr().out
 

@@ -28,6 +28,8 @@ VERBS = {
     "rehearse": "Plays a run through in seconds before it takes days",
     "report": "Shows runs, side by side or one by one",
     "reproduce": "Trains a finished run again and compares",
+    "schema": "Writes JSON Schemas, by which editors complete and check the files of a folder of "
+    "groups",
     "train": "Trains one language model, or sweeps over many, from options that go together",
     "watch": "Shows runs in a browser while they train",
     "why": "Tells where the value of a key comes from",

@@ -11,6 +11,7 @@ from dataclasses import replace
 from runner.command import CommandLine
 from runner.command._foreign_files import translate_files
 from runner.config import Composed, compose, differences
+from runner.config.adapter_rate import FACTOR_KEY, KEY
 from runner.config.provenance import Provenance, Setting, read_provenance, read_settings
 from runner.errors import ConfigError, RunnerError
 from runner.launch.compose import stages
@@ -44,6 +45,10 @@ def provenance_of(composed: Composed, line: CommandLine) -> Provenance:
         words = composed.words
         typed = composed.overrides
     provenance = read_provenance(composed.cfg, words, line.folders, typed, composed.stage)
+    if composed.rate:
+        place = provenance.of(FACTOR_KEY)[0].place
+        product = Setting(KEY, composed.rate.product, place, FACTOR_KEY)
+        provenance = replace(provenance, settings=[*provenance.settings, product])
     if not composed.note:
         return provenance
     settings = []

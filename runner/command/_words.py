@@ -18,7 +18,6 @@ from runner.config.choice import option_fault
 from runner.config.dialect import filled, meant_command
 from runner.config.menu import Options, read_menu, searched_folders
 from runner.config.override import (
-    ROWS,
     dotted_key,
     expand,
     is_experiment_file,
@@ -26,6 +25,7 @@ from runner.config.override import (
 )
 from runner.errors import ConfigError, Fault
 from runner.io.files import EXPERIMENT_FILES
+from runner.io.filetype import ROW_ENDINGS
 from runner.launch.compose import stages, sweep_axes
 from runner.run.find import is_run
 from runner.schema.did_you_mean import best_guess, join_pairs, to_flag
@@ -222,7 +222,9 @@ def _meant_command(line: CommandLine, menu: Options) -> str:
     flag = to_flag(first)
     if flag:
         return shlex.join([*line.overrides, *line.runs[1:], flag])
-    if first.endswith(EXPERIMENT_FILES) and not (first.endswith(ROWS) and Path(first).is_file()):
+    if first.endswith(EXPERIMENT_FILES) and not (
+        first.endswith(ROW_ENDINGS) and Path(first).is_file()
+    ):
         return option_fault("experiment", first, menu).fix
     rest = shlex.join([*line.runs[1:], *line.overrides])
     command = _meant_verb(line, rest)

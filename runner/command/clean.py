@@ -1,13 +1,17 @@
-"""Deletes runs, their checkpoints, or what is drawn of them, after it has listed them and asked."""
+"""Deletes runs, their checkpoints, or what is drawn of them, after it has listed them and asked.
+
+Without runs it shows which names are large.
+"""
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.command import CommandLine
 from runner.command._deletion import Deletion, delete, find_obstacle, find_users, paths_to_delete
 from runner.command._option import read_options
+from runner.command._sizes import size_table, sort_by_size
 from runner.command.clean_options import Options
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import ASIDE, display_path
@@ -18,7 +22,7 @@ from runner.report.selection import choose_runs
 from runner.report.sweep_page import SWEEP_FILES
 from runner.report.table import MAX_LINES
 from runner.run.disk import sized
-from runner.run.find import is_run, resolve_word
+from runner.run.find import is_run, resolve_word, words_below
 from runner.run.record import RunRecord, read_run
 
 
@@ -34,17 +38,11 @@ def main(line: CommandLine) -> int:
     """List what goes, ask, and delete it; 0 also where nothing is deleted."""
     options = read_options(line, Options)
     root = Path(options.output_root)
-    if not line.runs:
-        raise ConfigError(
-            Fault(
-                where="RUN",
-                found="none",
-                expected="the folder of some runs",
-                fix=f"python -m runner clean {root}/<name> where=state=failed",
-            )
-        )
+    words = words_below(root, line.runs)
+    if not words:
+        return _list_sizes(root, options)
     listing = Listing()
-    for place in [resolve_word(word, "clean", root) for word in line.runs]:
+    for place in [resolve_word(word, "clean", root) for word in words]:
         _check_place(place, root, options)
         _list_place(listing, place, options)
     deletions = listing.deletions
@@ -59,6 +57,36 @@ def main(line: CommandLine) -> int:
         for deletion in deletions.values():
             freed += delete(deletion)
         print(f"freed     {sized(freed)}")
+    return 0
+
+
+def _list_sizes(root: Path, options: Options) -> int:
+    """Print the names by their sizes, and the command that frees the most without losing a run."""
+    if options.keep or options.yes or options.where is not None:
+        raise ConfigError(
+            Fault(
+                where="RUN",
+                found="none",
+                expected="the folder of some runs",
+                fix=f"python -m runner clean {root}/<name> where=state=failed",
+            )
+        )
+    sizes = sort_by_size(root)
+    if not sizes:
+        print_visible(f"no runs under {display_path(root)}/ yet")
+        return 0
+    print_visible("\n".join([*size_table(sizes), ""]))
+    freed = 0
+    for group in sizes:
+        for keep in ("last", "model"):
+            listing = Listing()
+            _list_place(listing, group, replace(options, keep=keep))
+            freed = sum(deletion.bytes for deletion in listing.deletions.values())
+            if freed:
+                words = f"python -m runner clean {display_path(group)} keep={keep}"
+                print_visible(f"next      {words}  (asks, and frees {sized(freed)})")
+        if freed:
+            break
     return 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from runner import config
 from runner.command import CommandLine
+from runner.command._editor_schemas import FOLDER, schema_line
 from runner.command._import_text import WIDTH, describe, quoted_words, to_file
 from runner.command._option import read_options
 from runner.command.import_options import Options
@@ -37,6 +38,8 @@ def main(line: CommandLine) -> int:
         target = HERE / f"{name}.yaml"
     draft = translate(reading, name, options.trainer)
     text = to_file(draft)
+    if target and (target.parent.parent / FOLDER / "experiment.json").is_file():
+        text = text.replace("\n# cost:", f"\n{schema_line(text, 'experiment')}\n# cost:", 1)
     if target and target.exists() and not options.force:
         raise ConfigError(
             Fault(

@@ -10,7 +10,7 @@ HELP = (
   python -m runner dataset=rows.jsonl model=org/name  your own rows, any model
   python -m runner -m kl_coef=0.05,0.1 seed=0,1       a sweep
   python -m runner experiment=toy_dpo                 a checked-in experiment
-  python -m runner own.yaml                           yours, or of another tool""",
+  python -m runner own.yaml seed=1                    your file, another tool's""",
     """\
 The same command again continues what was interrupted, and leaves alone what is
 finished. Runs are in outputs/<name>/.""",

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from runner.config.adapter_rate import FACTOR_KEY, KEY, RATE_GROUPS, AdapterRate, apply_factor
 from runner.config.choice import find_choice_faults, list_fault
 from runner.config.experiment_file import read_experiment_file, stamp_files
 from runner.config.hydra_errors import as_config_errors, not_global
@@ -18,11 +19,12 @@ from runner.config.limits import check_growth, read_yaml
 from runner.config.menu import Options, read_menu, takes_one
 from runner.config.override import dotted_key, force, is_experiment_file, parse
 from runner.config.resolution import Composed, resolve
+from runner.config.run_name import register_short_name
 from runner.config.user_folder import use_folders
-from runner.errors import ConfigError
+from runner.errors import ConfigError, Fault
 from runner.io.files import MENU, shipped
 from runner.io.temporary import temporarily
-from runner.schema.literal import to_list
+from runner.schema.literal import to_list, to_text
 from runner.schema.text import Node, select
 
 if TYPE_CHECKING:
@@ -46,7 +48,8 @@ def compose(
     """
     with as_config_errors():
         cfg, choices = compose_unresolved(overrides, folders)
-        composed = resolve(cfg, list(overrides), choices)
+        rate = _multiply_rate(cfg, overrides, folders)
+        composed = replace(resolve(cfg, list(overrides), choices), rate=rate)
         option = choices.get("model")
         path = str(select(composed.cfg, "model.path"))
         lines = _read_option_lines(f"model/{option}.yaml", folders)
@@ -58,9 +61,11 @@ def compose(
             return composed
 
         words = [word for word in overrides if dotted_key(word) != "model"]
-        bare_cfg, choices = compose_unresolved([*words, "model=hub"], folders)
+        words.append("model=hub")
+        bare_cfg, choices = compose_unresolved(words, folders)
         bare_cfg.model = cfg.model
-        bare = resolve(bare_cfg, list(overrides), choices)
+        rate = _multiply_rate(bare_cfg, words, folders)
+        bare = replace(resolve(bare_cfg, list(overrides), choices), rate=rate)
         lost: dict[str, None] = {}
         for key, value, _ in differences(composed.cfg, bare.cfg):
             if key != "name":
@@ -69,6 +74,38 @@ def compose(
             return composed
         note = f"{path} is not the model of model={option}: left out are its {', '.join(lost)}"
         return replace(bare, note=note)
+
+
+def _multiply_rate(
+    cfg: "DictConfig", overrides: Sequence[str], folders: Sequence[Path]
+) -> AdapterRate | None:
+    """Multiply the learning rate by the factor of the adapter, if an option of ours has set it.
+
+    That is an option of a trainer or of a model. Any other rate was chosen for this run.
+    """
+    from omegaconf import OmegaConf
+
+    has_factor = OmegaConf.select(cfg, FACTOR_KEY) is not None
+    if not has_factor or KEY in map(dotted_key, overrides):
+        return None
+    menu = read_menu(folders)
+    choices = [word for word in overrides if dotted_key(word) in menu]
+    file = _find_rate_file(tuple(choices), tuple(folders), _read_stamps(folders, choices))
+    if file is None or file.parent.parent != MENU or file.parent.name not in RATE_GROUPS:
+        return None
+    return apply_factor(cfg, str(cfg.hydra.runtime.choices.get("peft")))
+
+
+@functools.lru_cache(maxsize=256)
+def _find_rate_file(
+    words: tuple[str, ...], folders: tuple[Path, ...], stamps: Stamps
+) -> Path | None:
+    """The file whose learning rate counts among those that these options compose."""
+    for layer in reversed(read_layers(words, folders)):
+        content = layer.experiment or read_yaml(layer.file) or {}
+        if not layer.package and KEY in content:
+            return layer.file
+    return None
 
 
 def _read_option_lines(name: str, folders: Sequence[Path]) -> list[str]:
@@ -113,15 +150,8 @@ def compose_unresolved(
     values = _find_values(parsed, menu)
     words = [override.input_line for override in parsed if override not in values]
     with as_config_errors():
-        # A file that was written since is composed anew.
-        stamps = []
-        for root in (*folders, MENU):
-            for file in sorted(Path(root).resolve().rglob("*.yaml")):
-                stamps.append((str(file), file.stat().st_mtime_ns))
-        for override in parsed:
-            if override.key_or_group == "experiment" and is_experiment_file(str(override.value())):
-                stamps.extend(stamp_files(str(override.value())).items())
-        composed = _compose_choices(tuple(words), tuple(folders), tuple(stamps))
+        stamps = _read_stamps(folders, words)
+        composed = _compose_choices(tuple(words), tuple(folders), stamps)
         cfg = copy.deepcopy(composed)
         for override in values:
             key = override.key_or_group
@@ -131,11 +161,12 @@ def compose_unresolved(
     if folders:
         check_growth(OmegaConf.to_container(cfg, resolve=False))
     HydraConfig.instance().set_config(cfg)
+    register_short_name()
 
     choices = dict(OmegaConf.to_container(cfg.hydra.runtime.choices))
     # Hydra reports no choice of a group that is given a list in the defaults list of a file.
     deleted = [override.key_or_group for override in parsed if override.is_delete()]
-    groups = sorted(path.name for path in MENU.iterdir() if takes_one(path.name))
+    groups = [group for group in menu if takes_one(group)]
     listed = [group for group in groups if group not in choices and group not in deleted]
     if listed:
         files = [layer.file for layer in read_layers(overrides, folders)]
@@ -145,6 +176,19 @@ def compose_unresolved(
             faults.append(list_fault(group, names))
         raise ConfigError(faults)
     return cfg, choices
+
+
+def _read_stamps(folders: Sequence[Path], words: Sequence[str]) -> Stamps:
+    """The YAML files that words may compose; one that was written since is composed anew."""
+    stamps = []
+    for root in (*folders, MENU):
+        for file in sorted(Path(root).resolve().rglob("*.yaml")):
+            stamps.append((str(file), file.stat().st_mtime_ns))
+    for word in words:
+        file_name = word.partition("=")[2].strip("'\"")
+        if dotted_key(word) == "experiment" and is_experiment_file(file_name):
+            stamps.extend(stamp_files(file_name).items())
+    return tuple(stamps)
 
 
 def _find_values(parsed: "Sequence[Override]", menu: Options) -> "list[Override]":
@@ -178,6 +222,16 @@ def _compose_choices(
     # A list of options, such as [wandb, mlflow]: Hydra would keep only the lists of the last file.
     layers = read_layers(words, folders)
     nodes = [read_yaml(layer.file) for layer in layers if layer.file.parent.name == "tracker"]
+    targets = [to_text(node["_target_"]) for node in nodes if "_target_" in node]
+    if len(targets) > 1:
+        raise ConfigError(
+            Fault(
+                where="tracker",
+                found=f"{len(targets)} callbacks: {', '.join(targets)}",
+                expected="at most one with a _target_ in a list of trackers",
+                fix="tracker=<one of them>, and callback.<name>._target_=... for the other",
+            )
+        )
     for key in ("report_to", "tags"):
         joined: dict[str, None] = {}
         for node in nodes:

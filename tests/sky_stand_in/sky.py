@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-CLOUD = Path(os.environ["SKY_STAND_IN"])
+CLOUD = Path(os.environ.get("SKY_STAND_IN", "."))
 
 
 def read_jobs():

@@ -9,6 +9,7 @@ from accelerate.utils import patch_environment
 from peft import PeftConfig, PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
+from runner.config.adapter_rate import FACTOR
 from runner.config.build import asked_for, build, serve
 from runner.config.experiment import AdapterPart, Experiment
 from runner.errors import ConfigError, Fault
@@ -120,7 +121,9 @@ def own_tuner(peft: AdapterPart | None) -> Any:
     ``from_pretrained(model, folder)``; the first and the last give the model.
     """
     if peft and has_method(peft.target, "prepare_model"):
-        return build(peft.node)
+        node = dict(peft.node)
+        node.pop(FACTOR, None)
+        return build(node)
     return None
 
 
