@@ -31,6 +31,7 @@ PAGES = [
         "runner",
         "runner/ppo",
         "runner/command",
+        "runner/generate",
         "runner/launch",
     )
 ]
