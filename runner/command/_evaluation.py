@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
 from runner.command import CommandLine
+from runner.command._named_model import read_against
 from runner.command._request import PARTS, read_request
 from runner.command._side import READ_METRICS, Request, Side
 from runner.command.evaluate_options import Options
 from runner.dataset.form import fits
-from runner.errors import ConfigError, Fault, FolderError
+from runner.errors import ConfigError, Fault
 from runner.generate.held_out_rows import find_prompt_fault
-from runner.run.weights import Weights
 from runner.schema.text import Node
 from runner.validate.mismatches import find_metric_faults
 
@@ -101,19 +100,7 @@ def _find_reward_fault(request: Request) -> Fault | None:
 # --- The model that it is compared with -----------------------------------------------------------
 def _other_request(line: CommandLine, request: Request, against: str) -> Request:
     """The request to the other model, with the same rows, metrics, rewards and options."""
-    if against == "start":
-        return replace(request, weights=Weights("start"))
-    words = [word for word in line.overrides if word.startswith("output_root=")]
-    other_line = replace(line, runs=[against], overrides=words)
-    try:
-        other = read_request(other_line, Options, PARTS)
-    except FolderError as error:
-        faults = []
-        for fault in error.faults:
-            fix = re.sub(r"^python -m runner evaluate (?=\S)", "against=", fault.fix)
-            faults.append(replace(fault, fix=fix))
-        error.faults = faults
-        raise
+    other = read_against(line, request, against, lambda words: read_request(words, Options, PARTS))
     if other.head != request.head:
         found = f"{against} is a {other.head} model"
         raise ConfigError(Fault("against", found, f"an {request.head} model"))
