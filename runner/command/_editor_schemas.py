@@ -278,8 +278,9 @@ def _defaults_schema(menu: Options) -> JsonSchema:
         ]
         if group in LISTED:
             choices.append({"type": "array", "items": option})
-        keys[f"override /{group}"] = True  # for editors, which complete no pattern
         patterns[rf"^((optional|override) )*/?{group}(@.*)?$"] = {"anyOf": choices}
+        # Editors complete no pattern, and look for none where there is a property.
+        keys[f"override /{group}"] = {"anyOf": choices}
     entry = {
         "type": ["string", "object"],
         "maxProperties": 1,
