@@ -67,7 +67,7 @@ RUNNER_KEYS = {
 NAMED_PARTS = ("reward", "metric")
 # Arguments by which rewards and metrics say what they judge; the other arguments may be columns of
 # the rows.
-JUDGED = (*metric.SAMPLED, *metric.READ)
+JUDGED = (*metric.SAMPLED, *metric.READ, *metric.LIVE)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The trackers that the tests do not install, each used for real.
+"""The trackers and lm-evaluation-harness, which the tests do not install, each used for real.
 
     python tests/fault/packages.py
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = "test,wandb,trackio,mlflow,tensorboard"
-FILES = ["tests/test_tracker.py"]
+EXTRAS = "test,wandb,trackio,mlflow,tensorboard,lm_eval"
+FILES = ["tests/test_tracker.py", "tests/test_evaluate.py"]
 
 
 def main() -> int:
