@@ -28,6 +28,7 @@ VERBS = {
     "rehearse": "Plays a run through in seconds before it takes days",
     "report": "Shows runs, side by side or one by one",
     "reproduce": "Trains a finished run again and compares",
+    "sync": "Sends runs that are over to a tracker that was not chosen when they were trained",
     "train": "Trains one language model, or sweeps over many, from options that go together",
     "watch": "Shows runs in a browser while they train",
     "why": "Tells where the value of a key comes from",
