@@ -32,6 +32,7 @@ VERBS = {
     "schema": "Writes JSON Schemas, by which editors complete and check the files of a folder of "
     "groups",
     "serve": "Serves a trained model to programs that speak OpenAI's interface",
+    "sync": "Sends runs that are over to a tracker that was not chosen when they were trained",
     "train": "Trains one language model, or sweeps over many, from options that go together",
     "watch": "Shows runs in a browser while they train",
     "why": "Tells where the value of a key comes from",

@@ -11,7 +11,7 @@ from runner.command._request import PARTS, read_request
 from runner.command._side import READ_METRICS, Request, Side
 from runner.command.evaluate_options import Options
 from runner.dataset.form import fits
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, check_library
 from runner.generate.held_out_rows import find_prompt_fault
 from runner.schema.text import Node
 from runner.validate.mismatches import find_metric_faults
@@ -22,12 +22,41 @@ SHARED = ("dataset", "metric", "reward", "allow", "seed", "tolerate")
 
 def build_sides(line: CommandLine) -> list[Side]:
     """The side of the model that the command line names, and that of ``against``, if any."""
-    request, notes = _select_parts(read_request(line, Options, PARTS))
+    request = read_request(line, Options, PARTS)
+    _check_tasks(request)
+    notes: list[str] = []
+    if not request.options.tasks:
+        request, notes = _select_parts(request)
     sides = [Side(request, notes)]
     against = request.options.against
     if against is not None:
         sides.append(Side(_other_request(line, request, against)))
     return sides
+
+
+def _check_tasks(request: Request) -> None:
+    """Raise an error where tasks of lm-evaluation-harness cannot be run on this model, or here."""
+    options = request.options
+    if options.lm_eval is None:
+        names = ("num_fewshot", "include_path", "apply_chat_template", "trust_remote_code")
+        faults = []
+        for name in names:
+            if getattr(options, name):
+                faults.append(
+                    Fault(name, "set, without lm_eval", "tasks that it is for", "lm_eval=[<task>]")
+                )
+        ConfigError.refuse(faults)
+        return
+    if not options.tasks or request.head == "score":
+        raise ConfigError(
+            Fault(
+                where="lm_eval",
+                found="no task" if not options.tasks else "a reward model, which writes nothing",
+                expected="tasks for a language model",
+                fix="lm_eval=[arc_easy,hellaswag]",
+            )
+        )
+    check_library("lm_eval", "lm_eval")
 
 
 # --- What is measured -----------------------------------------------------------------------------

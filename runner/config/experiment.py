@@ -251,7 +251,7 @@ class Tracking(Part):
     report_to: str | list[str] = "none"
     """The trackers by the names that transformers has for them."""
     project: str | None = None
-    """The project there that the run belongs to."""
+    """The project there that the run belongs to; null is runner, in MLflow the run's name."""
     entity: str | None = None
     """The team, workspace or owner of that project."""
     mode: Literal["online", "offline", "disabled"] | None = None
