@@ -30,6 +30,7 @@ WRITTEN = {
     "predictions",
     "evaluations",
     "export",
+    "export-gguf",
     *(tracker.run_folder for tracker in TRACKERS.values() if tracker.run_folder),
 }
 

@@ -25,7 +25,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from runner.command import CommandLine
 from runner.command._option import read_options
 from runner.command.watch_options import Options
-from runner.errors import EnvironmentFault, Fault, RunnerError, describe
+from runner.errors import EnvironmentFault, RunnerError, describe, taken_port
 from runner.io.files import display_path
 from runner.io.terminal import print_visible
 from runner.report.compare import find_changed_keys
@@ -58,14 +58,7 @@ def main(line: CommandLine) -> int:
     try:
         server = Server(root, groups, options.port)
     except OSError as error:
-        raise EnvironmentFault(
-            Fault(
-                where="port",
-                found=f"{options.port}: {describe(error)}",
-                expected="a free port",
-                fix="port=0  (any free one)",
-            )
-        ) from None
+        raise EnvironmentFault(taken_port(options.port, error)) from None
     # The page of all runs, of those of several names, of one name, or of one run.
     address = "report.html" if folders else ""
     if len(folders) == 1:
