@@ -74,10 +74,14 @@ def join_adapters(first: Path, second: Path, folder: Path) -> bool:
     second_pairs = _scaled(joined, second_config)
     modules = sorted({*first_pairs, *second_pairs})
     for module in modules:
-        a_first, b_first = first_pairs.get(module) or _zeros(second_pairs[module], first_config)
-        a_second, b_second = second_pairs.get(module) or _zeros(first_pairs[module], second_config)
-        joined[f"{module}.lora_A.weight"] = torch.cat([a_first, a_second])
-        joined[f"{module}.lora_B.weight"] = torch.cat([b_first, b_second], dim=1)
+        first_pair = first_pairs.get(module)
+        second_pair = second_pairs.get(module)
+        if first_pair is None:
+            first_pair = _zeros(second_pairs[module], first_config)
+        if second_pair is None:
+            second_pair = _zeros(first_pairs[module], second_config)
+        joined[f"{module}.lora_A.weight"] = torch.cat([first_pair[0], second_pair[0]])
+        joined[f"{module}.lora_B.weight"] = torch.cat([first_pair[1], second_pair[1]], dim=1)
     rank = first_config["r"] + second_config["r"]
     config: JsonObject = {
         **second_config,
@@ -105,7 +109,10 @@ def _zeros(pair: tuple[Tensor, Tensor], config: Node) -> tuple[Tensor, Tensor]:
 def _scaled(weights: Mapping[str, Tensor], config: Node) -> dict[str, tuple[Tensor, Tensor]]:
     """A and B of each module, with the scale of the adapter in B, in float32."""
     rank = config["r"]
-    scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    divisor = rank
+    if config.get("use_rslora"):
+        divisor = math.sqrt(rank)
+    scale = config["lora_alpha"] / divisor
     pairs = {}
     for name, weight in weights.items():
         module, sign, _ = name.rpartition(".lora_A.")

@@ -134,7 +134,7 @@ def _public_sets(run: RunRecord) -> list[str]:
 
 
 def _describe_step(run: RunRecord) -> list[str]:
-    """What a run of a chain did: its name, its trainer, its start, its data and its best figure."""
+    """A run of a chain as the cells of a row: name, trainer, start, data, and its first score."""
     trainer = short_target(run.cfg.get("trainer"))
     if run.cfg.get("peft"):
         trainer += f" with {short_target(run.cfg.get('peft'))}"
