@@ -16,8 +16,7 @@ from pathlib import Path
 VERBS = {
     "cancel": "Takes runs out of the queue of a cluster, where launcher=slurm or another has put "
     "them",
-    "clean": "Deletes runs, or a part of them, once it has listed them with their sizes and "
-    "somebody has agreed",
+    "clean": "Deletes runs, or a part of them, after it has listed them",
     "diff": "Tells in what two runs differ",
     "evaluate": "Measures a trained model on held-out rows",
     "export": "Writes the model of a finished run for others",
@@ -28,7 +27,9 @@ VERBS = {
     "rehearse": "Plays a run through in seconds before it takes days",
     "report": "Shows runs, side by side or one by one",
     "reproduce": "Trains a finished run again and compares",
-    "sync": "Sends runs that are over to a tracker that was not chosen when they were trained",
+    "schema": "Writes JSON Schemas, by which editors complete and check the files of a folder of "
+    "groups",
+    "sync": "Sends runs that are over to a tracker",
     "train": "Trains one language model, or sweeps over many, from options that go together",
     "watch": "Shows runs in a browser while they train",
     "why": "Tells where the value of a key comes from",
@@ -36,6 +37,16 @@ VERBS = {
 # Verbs that begin a training or load a model. Faults of the environment's variables, which the
 # libraries would only notice later, are reported before these begin; ``train`` looks by itself.
 WORKING = frozenset({"evaluate", "export", "predict", "preview", "rehearse", "reproduce"})
+
+OF_ROWS = ("dataset", "metric", "reward", "quant")  # groups that verbs of a trained model take
+# Flags with which Hydra only prints something; others of that kind take a value.
+PRINTING = (
+    ("--help", "-h"),
+    ("--hydra-help",),
+    ("--version",),
+    ("--resolve",),
+)
+CFG = ("job", "hydra", "all")
 
 
 @dataclass(frozen=True)
@@ -46,7 +57,8 @@ class CommandLine:
     overrides: list[str]
     runs: list[str] = field(default_factory=list)  # words that are neither overrides nor flags
     folders: list[Path] = field(default_factory=list)  # of ``--config-dir``, or the one found here
-    found_folder: Path | None = None  # conf/ here, where ``--config-dir`` was not typed
+    # Lines that say which files of the user's are read besides those that were typed, and how.
+    notes: list[str] = field(default_factory=list)
     multirun: bool = False
     dry_run: bool = False
     debug: bool = False

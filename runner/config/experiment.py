@@ -195,6 +195,9 @@ class AdapterPart(Part):
 
     full: list[str] | None = None
     """Layers that are trained whole beside the adapter."""
+    learning_rate_factor: Positive | None = None
+    """Times the trainer's learning rate, unless a rate is typed, or a model, an experiment or a
+    file of the user's own brings one; null is once."""
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,11 @@ HARMLESS_OF_LAUNCHERS = frozenset(
         "resources",
         "start_seconds",
         "max_restarts",
+        "accelerators",
+        "cpus",
+        "memory",
+        "disk_size",
+        "use_spot",
     )
 )
 # Words of sbatch that do the same, with underscores.
