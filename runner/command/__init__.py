@@ -14,8 +14,7 @@ from pathlib import Path
 
 # The verbs with the first words of their help.
 VERBS = {
-    "cancel": "Takes runs out of the queue of a cluster, where launcher=slurm or another has put "
-    "them",
+    "cancel": "Takes runs out of the queue of a cluster",
     "chat": "Talks with a trained model in the terminal",
     "clean": "Deletes runs, or a part of them, after it has listed them",
     "diff": "Tells in what two runs differ",
@@ -28,7 +27,7 @@ VERBS = {
     "rehearse": "Plays a run through in seconds before it takes days",
     "report": "Shows runs, side by side or one by one",
     "reproduce": "Trains a finished run again and compares",
-    "schema": "Writes JSON Schemas, by which editors complete and check your files",
+    "schema": "Writes JSON Schemas for editors",
     "serve": "Serves a trained model to programs that speak OpenAI's interface",
     "sync": "Sends runs that are over to a tracker",
     "train": "Trains one language model, or sweeps over many, from options that go together",

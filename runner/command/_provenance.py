@@ -16,6 +16,7 @@ from runner.config.provenance import Provenance, Setting, read_provenance, read_
 from runner.errors import RunnerError
 from runner.launch.compose import stages
 from runner.report.facts import split_command, words_of
+from runner.run.adjustments import in_words, read_adjustments
 from runner.run.find import is_run
 from runner.run.key import key_of
 from runner.run.record import RunRecord, one_line, read_run
@@ -48,23 +49,27 @@ def provenance_of(composed: Composed, line: CommandLine) -> Provenance:
 
 
 # --- That of a run --------------------------------------------------------------------------------
-def provenance_of_run(run: RunRecord) -> tuple[Provenance, str]:
-    """The settings of all keys of a run's config, and the reason why they are those of its file.
+def provenance_of_run(run: RunRecord) -> tuple[Provenance, list[str]]:
+    """The settings of all keys of a run's config, with lines on them.
 
-    The reason is empty where its command can be composed again.
+    They are why only its file explains them, where its command cannot be composed again, and what
+    the run has changed of its config.
     """
+    adjustments = read_adjustments(run.folder)
+    adjusted = [f"adjusted  {in_words(adjustment)}" for adjustment in adjustments]
     frozen = read_settings(run.folder / "config.yaml", "")
     try:
         line = _read_command(run)
         if line is None:
-            return Provenance(run.cfg, frozen), "no command is recorded in its manifest.json"
+            reason = "no command is recorded in its manifest.json"
+            return Provenance(run.cfg, frozen), [f"note      {reason}", *adjusted]
         composed = _find_composed(run, line)
         provenance = provenance_of(composed, line)
     except RunnerError as error:
         reason = f"its command can no longer be composed: {one_line(str(error))}"
-        return Provenance(run.cfg, frozen), reason
+        return Provenance(run.cfg, frozen), [f"note      {reason}", *adjusted]
     settings = [*provenance.settings, *_changed_settings(run, composed, frozen)]
-    return Provenance(run.cfg, settings), ""
+    return Provenance(run.cfg, settings), adjusted
 
 
 def _read_command(run: RunRecord) -> CommandLine | None:
