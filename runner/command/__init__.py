@@ -17,8 +17,7 @@ VERBS = {
     "cancel": "Takes runs out of the queue of a cluster, where launcher=slurm or another has put "
     "them",
     "chat": "Talks with a trained model in the terminal",
-    "clean": "Deletes runs, or a part of them, once it has listed them with their sizes and "
-    "somebody has agreed",
+    "clean": "Deletes runs, or a part of them, after it has listed them",
     "diff": "Tells in what two runs differ",
     "evaluate": "Measures a trained model on held-out rows",
     "export": "Writes the model of a finished run for others",
@@ -29,10 +28,9 @@ VERBS = {
     "rehearse": "Plays a run through in seconds before it takes days",
     "report": "Shows runs, side by side or one by one",
     "reproduce": "Trains a finished run again and compares",
-    "schema": "Writes JSON Schemas, by which editors complete and check the files of a folder of "
-    "groups",
+    "schema": "Writes JSON Schemas, by which editors complete and check your files",
     "serve": "Serves a trained model to programs that speak OpenAI's interface",
-    "sync": "Sends runs that are over to a tracker that was not chosen when they were trained",
+    "sync": "Sends runs that are over to a tracker",
     "train": "Trains one language model, or sweeps over many, from options that go together",
     "watch": "Shows runs in a browser while they train",
     "why": "Tells where the value of a key comes from",

@@ -215,7 +215,10 @@ class Server(ThreadingMixIn, WSGIServer):
             for group, state in states.items():
                 known_state, row = self.rows.get(group, (None, None))
                 if row is None or known_state != state:
-                    row = describe_name(group, read_group(group, self.memory))
+                    runs = read_group(group, self.memory)
+                    if not runs:  # they were deleted a moment ago
+                        continue
+                    row = describe_name(group, runs)
                     self.rows[group] = state, row
                 rows.append(row)
             return to_front_page(rows, etag, several=has_several)

@@ -1,4 +1,4 @@
-"""Trackers, llama.cpp and lm-evaluation-harness, which the tests do not install, each for real.
+"""What the tests do not install, each used for real: trackers, llama.cpp, lm-evaluation-harness.
 
     python tests/fault/packages.py
 
