@@ -16,6 +16,7 @@ from runner.config.provenance import Provenance, Setting, read_provenance, read_
 from runner.errors import RunnerError
 from runner.launch.compose import stages
 from runner.report.facts import split_command, words_of
+from runner.run.adjustments import in_words, read_adjustments
 from runner.run.find import is_run
 from runner.run.key import key_of
 from runner.run.record import RunRecord, one_line, read_run
@@ -105,3 +106,9 @@ def _changed_settings(
     for key, value, _ in differences(run.cfg, composed.cfg):
         place = places.get(key, f"{run}/config.yaml")
         yield Setting(key, to_text(value), place, "what gave it has changed since")
+
+
+def adjustment_lines(run: RunRecord) -> Iterator[str]:
+    """A line for each change that a run has made to its config while it trained."""
+    for adjustment in read_adjustments(run.folder):
+        yield f"adjusted  {in_words(adjustment)}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from runner.command import CommandLine
-from runner.command._provenance import provenance_of, provenance_of_run
+from runner.command._provenance import adjustment_lines, provenance_of, provenance_of_run
 from runner.config.dialect import find_meanings
 from runner.config.provenance import Provenance, Setting
 from runner.errors import ConfigError, Fault
@@ -15,7 +15,6 @@ from runner.io.terminal import print_visible
 from runner.launch.compose import stages
 from runner.report.number import short
 from runner.report.table import Column, format_table
-from runner.run.adjustments import in_words, read_adjustments
 from runner.run.record import RunRecord, find_runs
 from runner.schema.did_you_mean import nearest
 from runner.schema.literal import to_text
@@ -66,8 +65,7 @@ def _explain_run(key: str, run: RunRecord) -> Iterator[str]:
     yield from explain(key, provenance, [str(run)])
     if reason:
         yield f"note      {reason}"
-    for adjustment in read_adjustments(run.folder):
-        yield f"adjusted  {in_words(adjustment)}"
+    yield from adjustment_lines(run)
 
 
 @dataclass(frozen=True)
