@@ -29,9 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.excepthook = print_uncaught
     try:
         add_working_folder()
+        if words[:1] == ["--shell-completion"]:
+            from runner.command._completion import answer_shell
+
+            return answer_shell(words[1:])
         line = read_command_line(words)
-        if line.found_folder is not None:
-            note = f"conf      {line.found_folder}/ here is used; --config-dir none leaves it out"
+        for note in line.notes:
             print(note, file=sys.stderr)
         if line.inspect:
             return inspect(line)

@@ -1,6 +1,6 @@
 """Losses that ship: functions of what a trainer measures, named by the ``loss`` group.
 
-A loss names as arguments what it wants to be given (``conf/README.md``, what a part of yours is
+A loss names as arguments what it wants to be given (``conf/PARTS.md``, what a part is
 given); the rest comes from its keys in the YAML. When it is called, and how batches are averaged,
 is in ``training.sequence_objective``.
 """

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from runner.__main__ import main
 from runner.command import _deletion, clean
 from runner.io.files import files_of
 from runner.report import sweep_page
+from runner.report.index import INDEX
 from runner.run import Run, locked
 from runner.run.find import find_folders
 from runner.run.record import read_run
@@ -54,6 +56,29 @@ def checkpoints(name: str) -> list[str]:
     return sorted(os.listdir(GROUP / name / "checkpoints"))
 
 
+def test_alone_it_shows_which_names_are_large_and_what_to_type(group, capsys):
+    lay_run(Path("outputs/small/run"))
+    before = files_of(Path("outputs"))
+    for words in ([], ["outputs"]):
+        assert main(["clean", *words]) == 0
+        first, large, small, _, *hints = capsys.readouterr().out.splitlines()
+        assert first.split() == ["folder", "size", "checkpoints", "model", "other"]
+        assert large.split()[0] == str(group)
+        assert 27 < float(large.split()[3]) < 32  # kB: 2 + 3 + 4 of each of three runs, and seals
+        assert 10 < float(large.split()[5]) < 12, "of two models"
+        assert small.split()[0] == "outputs/small"
+    commands = [shlex.split(line.partition("  (asks, and frees ")[0])[4:] for line in hints]
+    assert commands == [["clean", str(group), "keep=last"], ["clean", str(group), "keep=model"]]
+    after = {name: text for name, text in files_of(Path("outputs")).items() if INDEX not in name}
+    assert after == before
+    for words in commands:
+        assert main(words) == 0
+        assert "yes=true  (frees " in capsys.readouterr().out
+    assert main(["clean", "keep=last"]) == 2
+    assert main(["clean", "output_root=nowhere"]) == 0
+    assert "no runs under nowhere/ yet" in capsys.readouterr().out
+
+
 def test_it_deletes_only_on_request_what_it_lists_first(group, capsys, monkeypatch):
     before = files_of(group.parent)
     assert main(["clean", "kl", "where=state=failed"]) == 0
@@ -67,8 +92,8 @@ def test_it_deletes_only_on_request_what_it_lists_first(group, capsys, monkeypat
         assert (group / THIRD).exists() is is_there
     assert "? (y/N) freed     " in capsys.readouterr().out
     after = files_of(group.parent)
-    assert after.items() <= before.items() | {(f"kl/{clean.INDEX}", after.get(f"kl/{clean.INDEX}"))}
-    assert {path.name for path in group.iterdir()} - {clean.INDEX} == {FIRST, SECOND}
+    assert after.items() <= before.items() | {(f"kl/{INDEX}", after.get(f"kl/{INDEX}"))}
+    assert {path.name for path in group.iterdir()} - {INDEX} == {FIRST, SECOND}
 
 
 def test_a_finished_run_keeps_its_model_and_one_that_is_not_its_newest_checkpoint(group, capsys):
@@ -220,7 +245,7 @@ def test_files_that_no_run_writes_are_not_deleted(group, capsys):
         (["kl", "where=stat=failed"], 2),
         (["kl", "keep=last", "yes=maybe"], 2),
         (["nothing", "keep=last"], 4),
-        (["outputs", "keep=last"], 4),
+        (["outputs", "keep=last"], 2),
         (["elsewhere", "keep=last"], 4),
         (["elsewhere/run"], 4),
         (["outputs/../elsewhere", "keep=last"], 4),
@@ -237,7 +262,7 @@ def test_wrong_words_and_places_are_refused(group, capsys, words, code):
     for beat in ("found ", "expected ", "type "):
         assert beat in stderr
     assert {
-        name: digest for name, digest in files_of(Path(".")).items() if clean.INDEX not in name
+        name: digest for name, digest in files_of(Path(".")).items() if INDEX not in name
     } == before
 
 

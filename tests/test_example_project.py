@@ -31,7 +31,7 @@ WORDS = (
     ),
 )
 VARIANTS = {
-    "sft": (),
+    "sft": ("tracker=ledger",),
     "dpo": ("trainer=dpo", "loss=squared", "peft=upper_lora"),
     "grpo": ("trainer=grpo", "reward=in_order", "loss=none", "weight=none", "collator=none"),
 }
@@ -72,6 +72,13 @@ def test_a_users_project_trains_with_a_part_of_each_kind(runner, project, varian
     project("allow=[my_lab]", *WORDS, *VARIANTS[variant], *SHORT.get(variant, ()))
     run = the_run(runner)
     assert run.status()["state"] == "finished"
+    if variant == "sft":
+        # tracker: each figure, those after the last step too, and then the end.
+        rows = (run.folder / "ledger.tsv").read_text().splitlines()
+        figures = [row.split("\t")[1:3] for row in rows[:-1]]
+        assert [step for step, name in figures if name == "loss"] == ["1", "2", "3", "4"]
+        assert [step for step, name in figures if name == "eval_loss"] == ["0", "4"]
+        assert rows[-1] == "end"
 
     # dataset.map: rows that are nearly in order are left out, and the others say how far they are
     # from it.

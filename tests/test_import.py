@@ -1355,7 +1355,7 @@ def test_each_row_of_a_table_can_be_followed(tool):
     table = read_table(tool)
     cases = [case for rows in (table.keys, table.rows) for row in rows.values() for case in row]
     menu = Path(config.__file__).parents[2] / "conf"
-    trainers = {path.stem for path in (menu / "trainer").iterdir()}
+    trainers = {path.stem for path in (menu / "trainer").glob("*.yaml")}
     parameters = {}
     for name in trainers:
         option = yaml.safe_load((menu / "trainer" / f"{name}.yaml").read_text())

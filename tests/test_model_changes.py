@@ -240,7 +240,7 @@ def test_a_template_has_the_name_of_its_family_and_trl_finds_the_one_for_trainin
     (fault,) = of_tokenizer(chat_template="qwen")
     assert "qwen2_5, " in fault.expected
     assert fault.fix == "model.tokenizer.chat_template=qwen2_5"
-    readme = (Path(shipped("runner://")).parent / "conf/README.md").read_text()
+    readme = (Path(shipped("runner://")).parent / "conf/template/README.md").read_text()
     assert set(family_files()) <= set(re.findall(r"\w+", readme))
 
 

@@ -1,4 +1,4 @@
-"""Every cell of the table of parts and trainers in conf/README.md is composed and checked."""
+"""Every cell of the table of parts and trainers in conf/PARTS.md is composed and checked."""
 
 import itertools
 import re
@@ -10,7 +10,7 @@ from needs import needed
 from runner.errors import ConfigError
 from runner.launch.compose.stages import compose_runs
 
-TEXT = (Path(__file__).parent.parent / "conf" / "README.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parent.parent / "conf" / "PARTS.md").read_text(encoding="utf-8")
 BEST = (
     *("trainer.args.eval_strategy=steps", "trainer.args.save_strategy=steps"),
     *("trainer.args.load_best_model_at_end=true", "trainer.args.metric_for_best_model=eval_loss"),

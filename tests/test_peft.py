@@ -338,7 +338,7 @@ def test_the_reference_is_the_start_model(kind, start, folder, tmp_path):
         if start == "moved":
             model = move_weights(model)
         if start in ("lora", "pissa"):
-            config = serve(read_option(start)[0], task_type="CAUSAL_LM")
+            config = serve(AdapterPart.read(read_option(start)[0]).arguments, task_type="CAUSAL_LM")
     before = answer(model, folder)
     if how and kind not in TAKES_REFERENCE:
         with pytest.raises(ConfigError, match="start model") as caught:
@@ -367,7 +367,7 @@ def test_left_to_itself_a_trainer_measures_from_somewhere_else(kind, start, fold
     if start == "moved":
         model = move_weights(model)
     else:
-        config = serve(read_option("pissa")[0], task_type="CAUSAL_LM")
+        config = serve(AdapterPart.read(read_option("pissa")[0]).arguments, task_type="CAUSAL_LM")
     trainer = build_trainer(kind, model, folder, config)
     trainer.train()
     assert distance(trainer.state.log_history[0]) > 1e-2

@@ -5,8 +5,10 @@ Their commands compose, their tables agree with the code, the first screen is sh
 
 import ast
 import itertools
+import json
 import re
 import shlex
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -19,27 +21,35 @@ from runner.command._option import options_of, split_options
 from runner.dataset.form import FORMS_FOR
 from runner.errors import RunnerError
 from runner.launch.compose.stages import compose_runs
+from runner.run.folder import write_config
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
-    ROOT / folder / "README.md"
-    for folder in (
-        "",
-        "conf",
-        "tests",
-        "tests/fault",
-        "runner",
-        "runner/ppo",
-        "runner/command",
-        "runner/generate",
-        "runner/launch",
-    )
+    ROOT / "README.md",
+    *sorted((ROOT / "conf").rglob("*.md")),
+    *sorted((ROOT / "runner").rglob("[A-Z]*.md")),
+    ROOT / "tests" / "README.md",
+    ROOT / "tests" / "fault" / "README.md",
 ]
 FIRST, *OTHERS = (page.read_text(encoding="utf-8") for page in PAGES)
 TEXT = "\n".join([FIRST, *OTHERS])
 BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT.replace("\\\n", ""), re.S)
 LINES_OF_BLOCKS = "\n".join(BLOCKS).splitlines()
-COMMANDS = [line.rpartition("&& ")[2] for line in LINES_OF_BLOCKS if "python -m runner" in line]
+COMMANDS = [
+    line.rpartition("&& ")[2].partition(" | ")[0]
+    for line in LINES_OF_BLOCKS
+    if "python -m runner" in line
+]
+
+
+def write_experiment_files(command):
+    """Write the files of experiments that a command names."""
+    page = (ROOT / "conf" / "experiment" / "README.md").read_text(encoding="utf-8")
+    Path("own.yaml").write_text(re.search(r"```yaml\n(.*?)```", page, re.S)[1])
+    shutil.copy(ROOT / "tests" / "importers" / "axolotl_dpo.yaml", "axolotl.yml")
+    shutil.copy(ROOT / "tests" / "importers" / "swift_sft.sh", "train.sh")
+    if "RUN/config.yaml" in command:
+        write_config(Path("outputs/NAME/RUN"), config.compose([]).cfg)
 
 
 @pytest.mark.slow
@@ -47,6 +57,7 @@ COMMANDS = [line.rpartition("&& ")[2] for line in LINES_OF_BLOCKS if "python -m 
 def test_every_command_composes_and_passes_the_check(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text('{"prompt": "2+2?", "completion": "4"}\n')
+    write_experiment_files(command)
     assert not set("<>") & set(command), "a shell would redirect"
     words = shlex.split(command, comments=True)[3:]
     line = read_command_line(words)
@@ -66,10 +77,26 @@ def test_the_first_page_is_short():
     assert not [line for line in FIRST.splitlines() if len(line) > 120]
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors that the headings of a page get on a forge."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
 def test_the_links_of_the_pages_lead_somewhere():
     for page in PAGES:
-        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / link).exists(), f"{page}: {link}"
+        text = page.read_text(encoding="utf-8")
+        for link, anchor in re.findall(r"\]\(([^)#:]*)#?([^)#:]*)\)", text):
+            target = page.parent / link if link else page
+            assert target.exists(), f"{page}: {link}"
+            assert not anchor or anchor in anchors(target), f"{page}: {link}#{anchor}"
+
+
+def test_every_page_of_the_menu_is_in_its_index():
+    index = (ROOT / "conf" / "README.md").read_text(encoding="utf-8")
+    for page in sorted((ROOT / "conf").rglob("*.md")):
+        place = page.relative_to(ROOT / "conf").as_posix()
+        assert place == "README.md" or f"]({place})" in index, place
 
 
 def test_options_named_on_the_first_page_exist():
@@ -138,6 +165,17 @@ def test_the_test_command_is_what_ci_runs():
         assert part in ci.replace(" --quiet", ""), part
 
 
+def test_the_container_is_built_by_the_first_command():
+    steps = (ROOT / ".devcontainer" / "Dockerfile").read_text(encoding="utf-8")
+    command = next(line for line in LINES_OF_BLOCKS if line.endswith("python -m runner"))
+    *build, start = command.replace("pip install", "pip install --no-cache-dir").split(" && ")
+    assert f"RUN {' && '.join(build)}\n" in steps
+    assert f"CMD {json.dumps(start.split())}\n" in steps
+    editor = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    tested = next(line for line in LINES_OF_BLOCKS if line.endswith("pytest"))
+    assert f"{editor['postCreateCommand']} && pytest" == tested
+
+
 def test_every_option_group_is_in_the_table():
     groups = set(config.read_menu()) - {"experiment"}
     assert groups <= set(re.findall(r"`(\w+)=`", TEXT))
@@ -151,9 +189,22 @@ def test_the_python_versions_are_those_of_the_project():
     versions = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
     beyond = int(versions[-1].removeprefix("3.")) + 1
     assert project["requires-python"] == f">={versions[0]},<3.{beyond}"
-    pages = [ROOT / "README.md", ROOT / "conf" / "README.md", ROOT / "tests" / "README.md"]
+    pages = [ROOT / "README.md", ROOT / "conf" / "launcher" / "README.md"]
+    pages.append(ROOT / "tests" / "README.md")
     for page in pages:
         named = set(re.findall(r"[Pp]ython ?(3\.\d+)", page.read_text(encoding="utf-8")))
         assert named <= {*versions} and named, page
     assert "target-version" not in tools["ruff"]
     assert "python_version" not in tools["mypy"]
+
+
+@pytest.mark.slow
+def test_the_chain_of_the_first_page_runs(tmp_path, monkeypatch):
+    """Each training of the block, in two steps; what comes after it is tested by its verbs."""
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```\n(python -m runner name=first.*?)```", FIRST, re.S)
+    commands = [shlex.split(line, comments=True)[3:] for line in block.splitlines()]
+    trainings = [words for words in commands if words[0].startswith("name=")]
+    assert len(trainings) == 2
+    for words in trainings:
+        assert main([*words, "trainer.args.max_steps=2"]) == 0

@@ -105,6 +105,7 @@ def test_a_run_with_rows_of_its_own_differs_in_what_was_typed(tmp_path, words):
     assert (
         changed.items() >= {key: (text.strip("'"), "\u2014") for key, text in typed.items()}.items()
     )
+    assert changed.get("learning_rate", ("1e-3", ""))[0] == "1e-3"
 
 
 def test_a_run_that_does_not_say_how_it_was_made_is_continued(tmp_path):

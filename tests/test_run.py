@@ -13,7 +13,10 @@ from laid import lay_run, set_status
 
 from runner.__main__ import main
 from runner.command.report import report
+from runner.config import compose, run_name
 from runner.config.experiment import Experiment
+from runner.config.menu import read_menu
+from runner.config.override import expand
 from runner.errors import FolderError
 from runner.io.files import files_of, write_json
 from runner.launch import worker
@@ -155,19 +158,24 @@ def test_a_name_cannot_lead_out_of_the_root(cfg, name):
     ("overrides", "label"),
     [
         ([], "default"),
-        (["trainer=dpo", "model=tiny"], "default"),
+        (["trainer=dpo", "model=tiny", "experiment=toy_dpo"], "default"),
+        (["model=hub", "model.path=org/Tiny", "dataset=local", "dataset.path=data/toy.jsonl"], ""),
+        (["trainer=sft", "model=tuned"], "trainer-sft+model-tuned"),
         (["++kl_coef=0.05", "learning_rate=1e-6"], "kl_coef-0.05+learning_rate-1e-6"),
-        (["model.path=/very/long/folder/"], "path-folder"),
-        (["dataset.split.train=train[:50%]"], "train-train-50"),
-        (["x=" + "y" * 300], "x-" + "y" * 78),
+        (["model.path=/very/long/folder/"], "model-folder"),
+        (["model.path=outputs/dpo-tiny-toy/seed-1-0123456789/model"], "model-seed-1-0123456789"),
+        (["dataset.split.train=train[:50%]"], "split.train-train-50"),
+        (["peft.r=8", "trainer.args.max_steps=9", "seed=1"], "peft.r-8+max_steps-9+seed-1"),
+        (["x=" + "y" * 300], "x-" + "y" * 98),
+        (["seed=1", "max_steps=" + "9" * 90, "a=2"], "seed-1"),
         (
             ["reward._target_=runner.reward.rule.format", "+metric.own._target_=mine.exact"],
-            "reward-format+own-exact",
+            "reward-format+metric.own-exact",
         ),
     ],
 )
-def test_labels_are_short_and_safe(overrides, label):
-    assert label_of(overrides) == label
+def test_labels_are_short_and_safe_and_leave_out_what_the_name_says(overrides, label):
+    assert label_of(overrides, "toy-dpo-tiny-toy") == (label or "default")
 
 
 def test_a_folder_with_a_label_of_before_is_found_by_its_key(cfg):
@@ -177,6 +185,44 @@ def test_a_folder_with_a_label_of_before_is_found_by_its_key(cfg):
     old.mkdir(parents=True)
     assert new.name.startswith("reward-format-")
     assert folder_of(cfg, words) == old
+
+
+OWN = ("model=Qwen/Qwen2.5-0.5B", "dataset=data/Rows_1.jsonl.gz")
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "former_names"),
+    [
+        (OWN, "sft-qwen2.5-0.5b-rows_1", ["sft-hub-local"]),
+        ((OWN[0], "trainer=dpo"), "dpo-qwen2.5-0.5b-toy", ["dpo-hub-toy"]),
+        ((OWN[1],), "sft-tiny-rows_1", ["sft-tiny-local"]),
+        (("dataset=data/*.jsonl",), "sft-tiny-data", ["sft-tiny-local"]),
+        (("dataset=org/Tiny",), "sft-tiny-tiny", ["sft-tiny-hub"]),
+        (("model=outputs/sft/a-01",), "sft-sft-toy", ["sft-hub-toy"]),
+        ((), "sft-tiny-toy", []),
+        ((*OWN, "name=mine"), "mine", []),
+    ],
+)
+def test_a_model_or_rows_of_ones_own_are_in_the_default_name_and_old_names_are_found(
+    words, name, former_names, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (Run(tmp_path / "outputs" / "sft" / "a-01").model).mkdir(parents=True)
+    for file in ("status.json", "config.yaml"):
+        (tmp_path / "outputs" / "sft" / "a-01" / file).touch()
+    (composed,) = map(compose, [expand(words, read_menu())])
+    assert composed.cfg["name"] == name
+    assert folder_of(composed.cfg, composed.overrides).parent.name == name
+    assert set(former_names) <= set(run_name.former_names(composed.cfg))
+    for former_name in former_names:
+        before = open_run({**composed.cfg, "name": former_name}, ["path=x"])
+        run = open_run(composed.cfg, composed.overrides)
+        assert (
+            run.folder == before.folder == tmp_path / "outputs" / former_name / before.folder.name
+        )
+        assert run.cfg["name"] == former_name
+    if name == "mine":
+        assert run_name.former_names(composed.cfg) == []
 
 
 HOLD = """

@@ -221,7 +221,7 @@ def test_tuned_settings_stay_with_their_model_and_its_descendants(write, tmp_pat
     )
     assert (after["learning_rate"], after["name"], after["dataset"]["limit"]["train"]) == (
         2e-5,
-        "sft-hub-toy",
+        "sft-d-toy",
         None,
     )
     assert after["model"]["dtype"] == "bfloat16"

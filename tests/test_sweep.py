@@ -65,6 +65,42 @@ def test_the_first_job_of_a_long_range_does_not_list_it():
     assert sweep_axes.first_of(["hydra/sweeper=optuna", "seed=range(0,4294967295)"]) == ["seed=0"]
 
 
+def test_what_is_swept_names_a_run_first_as_it_was_typed(capsys):
+    typed = ("trainer.args.logging_steps=9", "seed=0,1", "trainer=dpo", "learning_rate=1e-4,5e-5")
+    words = (*typed, "peft=lora", "peft.r=16,32", "name=a")
+    labels = []
+    for line in said(capsys, "-m", *words, "--dry-run").splitlines():
+        if line.startswith("new "):
+            labels.append(line.split("/")[2])
+    assert [label.rpartition("-")[0] for label in labels[:3]] == [
+        "seed-0+learning_rate-1e-4+peft.r-16+logging_steps-9+trainer-dpo+peft-lora",
+        "seed-0+learning_rate-1e-4+peft.r-32+logging_steps-9+trainer-dpo+peft-lora",
+        "seed-0+learning_rate-5e-5+peft.r-16+logging_steps-9+trainer-dpo+peft-lora",
+    ]
+    command = jobs(*words)[0][0].command
+    assert command[:4] == ["seed=0", "learning_rate=1e-4", "peft.r=16", typed[0]]
+    # The order of words matters where one holds a mapping around another.
+    mapping = jobs("trainer.args={max_steps:3}", "trainer.args.max_steps=4,5", "name=a")[0][0]
+    assert mapping.cfg["trainer"]["args"]["max_steps"] == 4
+    assert mapping.command[-2:] == ["trainer.args.max_steps=4", "name=a"]
+
+
+def test_a_sweep_over_models_or_rows_of_ones_own_has_one_name(tmp_path, capsys):
+    for file in ("a.jsonl", "b.jsonl", "c.jsonl"):
+        Path(file).write_text('{"prompt": "1", "completion": "2"}\n' * 8)
+    words = ("-m", "dataset=a.jsonl,b.jsonl", "seed=0,1")
+    text = said(capsys, *words, "--dry-run")
+    assert "4 runs in outputs/sft-tiny-local: dataset.path 2 x seed 2" in text
+    assert "outputs/sft-tiny-local/dataset-b.jsonl+seed-1-" in text
+    # Runs that are there under a name of their own are not left behind, where one name fits all.
+    single = said(capsys, "dataset=a.jsonl", "--dry-run").splitlines()[-1]
+    assert "outputs/sft-tiny-a/default-" in single
+    Path(single.split()[1]).mkdir(parents=True)
+    assert "runs in outputs/sft-tiny-a: seed 2" in said(
+        capsys, "-m", "dataset=a.jsonl", "seed=0,1", "--dry-run"
+    )
+
+
 @pytest.mark.slow
 def test_the_plan_counts_runs_by_what_is_left_to_do(tmp_path, capsys):
     words = ("trainer=sft", "seed=0,1,2,3,4", "name=sweep")

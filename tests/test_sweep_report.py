@@ -25,8 +25,9 @@ from runner.command.report import listing, main, report
 from runner.errors import ConfigError, FolderError
 from runner.io.files import files_of
 from runner.launch.ends import print_end
+from runner.report import plot_run, plot_sweep
 from runner.report.axis import axes_of
-from runner.report.drawing import COLOURS, to_svg
+from runner.report.drawing import COLOURS, to_svg, write_png
 from runner.report.index import INDEX
 from runner.report.page import SCRIPT
 from runner.report.plot_run import run_pictures
@@ -700,7 +701,10 @@ def test_a_picture_in_a_page_says_what_its_axes_say(tmp_path):
 def lay_curves(group: Path, **curves: list) -> dict:
     """The plots of runs that logged these values, one tenth of the training apart."""
     for name, values in curves.items():
-        lines = [{"step": 10 * step, "eval_exact": value} for step, value in enumerate(values)]
+        lines = [
+            {"step": 10 * step, "eval_exact": value, "reward": value}
+            for step, value in enumerate(values)
+        ]
         lay_run(group / name, after={"eval_exact": values[-1]}, lines=lines, kl_coef=name)
     return sweep_pictures_of(group)
 
@@ -739,7 +743,10 @@ def test_coinciding_curves_differ_in_more_than_colour(tmp_path):
     page = write_report(summarise(tmp_path / "lines")).read_text()
     for sign, name in zip("●■▲", "abc", strict=True):
         assert f">{sign}</i>kl_coef={name}</span>" in page
-    pairs = lay_curves(tmp_path / "points", a=[0.1, 0.2], b=[0.1, 0.2])["curve-eval_exact"].figure
+    pictures = lay_curves(tmp_path / "points", a=[0.1, 0.2], b=[0.1, 0.2])
+    joined = pictures["curve-eval_exact"].figure.axes[0].lines
+    assert {line.get_linestyle() for line in joined} == {"-", "--"}, "before and after training"
+    pairs = pictures["curve-reward"].figure
     pairs.draw_without_rendering()
     first, second = (
         line.get_transform().transform(line.get_xydata()) for line in pairs.axes[0].lines
@@ -763,7 +770,7 @@ def test_one_long_run_runs_out_of_the_picture(tmp_path):
 
 def test_equal_texts_of_numbers_are_drawn_at_one_place(tmp_path):
     axes = lay_curves(tmp_path / "flat", a=[0.149443, 0.149442, 0.1494425])[
-        "curve-eval_exact"
+        "curve-reward"
     ].figure.axes[0]
     low, high = axes.get_ylim()
     assert high - low > 0.001
@@ -771,6 +778,64 @@ def test_equal_texts_of_numbers_are_drawn_at_one_place(tmp_path):
     for text in axes.get_yticklabels():
         assert "e" not in text.get_text()
         assert "−" not in text.get_text()
+
+
+def test_a_share_is_drawn_from_0_to_1_and_a_percentage_as_it_is(tmp_path):
+    pictures = lay_curves(tmp_path / "g", a=[0.5, 0.6, 0.62], b=[0.5, 0.4, 0.52])
+    assert pictures["curve-eval_exact"].figure.axes[0].get_ylim() == (-0.03, 1.03)
+    assert pictures["curve-reward"].figure.axes[0].get_ylim()[1] < 0.7
+    data = plot_sweep.sweep_charts(summarise(tmp_path / "g"))
+    assert {title: share for _, title, _, share in data["charts"]} == {
+        "eval_exact": True,
+        "reward": False,
+    }
+    percentages = lay_curves(tmp_path / "percent", a=[50, 60, 62], b=[50, 40, 52])
+    assert percentages["curve-eval_exact"].figure.axes[0].get_ylim()[1] > 60
+    (_, _, _, share), *_ = plot_sweep.sweep_charts(summarise(tmp_path / "percent"))["charts"]
+    assert not share
+
+
+def test_numbers_are_shown_as_they_were_typed_and_sorted_as_numbers(tmp_path):
+    rates = {"5e-5": 0.2, "1e-4": 0.3, "1.0e-3": 0.4, "": 0.1}
+    for typed, score in rates.items():
+        rate = float(typed or 0.0002)
+        lay_run(
+            tmp_path / "g" / f"rate-{rate}",
+            after={"eval_exact": score},
+            lines=[{"step": 1, "reward": 1.0}, {"step": 2, "reward": 2.0}],
+            words=[f"learning_rate={typed}"] if typed else (),
+            learning_rate=rate,
+        )
+    summary = summarise(tmp_path / "g", sort="learning_rate")
+    assert [setting.label for setting in summary.listed] == [
+        f"learning_rate={text}" for text in ("5e-5", "1e-4", "0.0002", "1.0e-3")
+    ]
+    table = sweep_table(summary)
+    assert [line.split()[0] for line in table.splitlines()[5:9]] == [
+        "5e-5",
+        "1e-4",
+        "0.0002",
+        "1.0e-3",
+    ]
+    (setting,) = summarise(tmp_path / "g", where="learning_rate=0.001").settings
+    assert setting.runs[0].experiment.learning_rate == 0.001
+    picture = sweep_pictures_of(tmp_path / "g")["objective-learning_rate"]
+    ticks = [text.get_text() for text in picture.figure.axes[0].get_xticklabels()]
+    assert ticks == ["5e-5", "1e-4", "0.0002", "1.0e-3"]
+    page = write_report(summary).read_text()
+    assert ">★</i>" not in page
+    for text in ticks:
+        assert f"</i>{text}</td>" in page
+        assert f"learning_rate={text}</span>" in page
+    # A picture lies anywhere, and says whose it is.
+    write_png(picture, tmp_path, "g")
+    assert picture.figure.axes[0].get_title(loc="left") == "g"
+    run = read_run(tmp_path / "g" / "rate-5e-05")
+    with pytest.MonkeyPatch.context() as patch:
+        titles = []
+        patch.setattr(plot_run, "write_png", lambda *words, **_: titles.append(words[2]))
+        plot_run.write_plots(run)
+    assert set(titles) == {"g/rate-5e-05"}
 
 
 def sweep_pictures_of(group: Path) -> dict:

@@ -1,6 +1,7 @@
 """The terminal shows a bar that fits, colours unless refused; its text is in the log."""
 
 import fcntl
+import logging
 import os
 import pty
 import re
@@ -18,6 +19,7 @@ from runner.io import terminal
 from runner.io.files import shipped
 from runner.io.terminal import Copied
 from runner.launch.compose.stages import compose_runs
+from runner.launch.run_log import logging_to
 from runner.run import open_run
 from runner.run.record import read_run
 
@@ -163,6 +165,8 @@ MODEL = "model.path=MODEL"
             [
                 "trainer=dpo",
                 "dataset=toy_reviews",
+                "peft=lora",
+                "peft.r=4",
                 "quant=4bit",
                 "template=chatml",
                 "dataset.limit.train=100",
@@ -243,3 +247,15 @@ def test_a_reader_who_has_seen_enough_ends_no_run():
         output = Copied(stream)
         print("one", file=output, flush=True)
         print("two", file=output, flush=True)
+
+
+def test_a_log_has_no_line_for_each_request_to_the_hub(tmp_path):
+    with logging_to(tmp_path / "log.txt"):
+        for client in ("httpx", "httpx2._client"):
+            logging.getLogger(client).info("HTTP Request: HEAD https://huggingface.co/api 200")
+        logging.getLogger("httpx").warning("it answers slowly")
+        logging.getLogger("httpxample").info("one of a library with another name")
+    log = (tmp_path / "log.txt").read_text()
+    assert "HTTP Request" not in log
+    assert "it answers slowly" in log
+    assert "one of a library" in log

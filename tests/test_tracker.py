@@ -4,12 +4,14 @@ after a resume.
 
 import itertools
 import json
+import os
 import shutil
 import sqlite3
 import struct
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,12 +21,16 @@ from laid import lay_run
 
 from runner.config import compose
 from runner.config.experiment import Tracking
+from runner.config.menu import read_options
+from runner.errors import ConfigError, EnvironmentFault
 from runner.launch import worker
+from runner.launch.compose.stages import compose_runs
 from runner.run import Run
 from runner.run.key import key_of
+from runner.schema.upstream.trackers import QUIET_MODES, TRACKERS
 from runner.tracker.mlflow import make_database
-from runner.tracker.variable import id_of, variables_of
-from runner.validate.libraries import find_missing_libraries
+from runner.tracker.variable import id_of, set_variables, variables_of
+from runner.validate.libraries import find_missing_libraries, find_unset_variables
 
 FEW = (
     *(
@@ -94,6 +100,191 @@ def test_a_missing_package_is_a_fault_that_says_what_to_install_for_the_worker_t
     told = capsys.readouterr().err
     assert "pip install 'wandb>=0.19'" in told
     assert "pip install 'tensorboard>=2.18'" in told
+
+
+# --- The trackers of transformers -----------------------------------------------------------------
+
+
+def test_transformers_knows_exactly_these_trackers_and_each_is_an_option():
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    assert set(INTEGRATION_TO_CALLBACK) == set(TRACKERS)
+    assert set(read_options("tracker")) == {"none", *TRACKERS}
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_tracker_without_its_package_is_refused_with_the_line_that_installs_it(name, monkeypatch):
+    monkeypatch.setattr("runner.validate.libraries.find_spec", lambda library: None)
+    faults = [*find_missing_libraries({"tracker": {"report_to": name}})]
+    assert bool(faults) == bool(TRACKERS[name].library)
+    for fault in faults:
+        assert fault.found.startswith(f"{name} needs ")
+        assert fault.fix.startswith("pip install ")
+
+
+@pytest.fixture
+def nobody(tmp_path, monkeypatch):
+    """A home folder in which nobody has logged in anywhere."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for tracker in TRACKERS.values():
+        for variable in (tracker.key_variable, tracker.mode_variable, tracker.needed_variable):
+            if variable:
+                monkeypatch.delenv(variable, raising=False)
+    return tmp_path
+
+
+WITH_KEYS = [name for name, tracker in TRACKERS.items() if tracker.key_variable]
+
+
+@pytest.mark.parametrize("name", WITH_KEYS)
+def test_a_tracker_that_sends_needs_its_secret(name, nobody, monkeypatch):
+    tracker = TRACKERS[name]
+    if tracker.needed_variable:
+        monkeypatch.setenv(tracker.needed_variable, "https://example.org/a/b.mlflow")
+    cfg = {"tracker": {"report_to": [name, "tensorboard"], "mode": "online"}}
+    (fault,) = find_unset_variables(cfg)
+    assert tracker.key_variable in fault.found
+    assert f"export {tracker.key_variable}=" in fault.fix
+    monkeypatch.setenv(tracker.key_variable, "k" * 40)
+    assert not list(find_unset_variables(cfg))
+    monkeypatch.delenv(tracker.key_variable)
+    for mode in QUIET_MODES:
+        if mode in tracker.modes:
+            assert not list(find_unset_variables({"tracker": {"report_to": name, "mode": mode}}))
+    files = [file for file in tracker.login_files if file.startswith("~/")]
+    if files:
+        file = nobody / files[0].removeprefix("~/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("machine somewhere\n")
+        assert not list(find_unset_variables(cfg))
+
+
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [
+        ("wandb", {"WANDB_PROJECT": "p", "WANDB_ENTITY": "e", "WANDB_MODE": "offline"}),
+        ("swanlab", {"SWANLAB_PROJ_NAME": "p", "SWANLAB_WORKSPACE": "e"}),
+        ("comet_ml", {"COMET_PROJECT_NAME": "p", "COMET_WORKSPACE": "e"}),
+        ("comet_ml", {"COMET_START_ONLINE": "false"}),
+        ("clearml", {"CLEARML_PROJECT": "p", "CLEARML_OFFLINE_MODE": "1"}),
+        ("mlflow", {"MLFLOW_EXPERIMENT_NAME": "p"}),
+        ("neptune", {"NEPTUNE_PROJECT": "p"}),
+    ],
+)
+def test_project_entity_and_mode_reach_a_tracker_by_its_own_variables(name, variables):
+    node = {"report_to": name, "project": "p", "entity": "e", "mode": "offline"}
+    assert Tracking.read(node).variables.items() >= variables.items()
+    typed = dict.fromkeys(variables, "typed")
+    assert Tracking.read(node | {"environment": typed}).variables.items() >= typed.items()
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "told"),
+    [
+        (["tracker=tensorboard", "tracker.project=x"], "tracker.project", "takes no project"),
+        (["tracker=mlflow", "tracker.entity=x"], "tracker.entity", "takes no entity"),
+        (["tracker=neptune", "tracker.mode=offline"], "tracker.mode", "online or disabled"),
+        (["tracker=wandb", "tracker.mode=cloud"], "tracker.mode", "online"),
+    ],
+)
+def test_a_key_that_no_chosen_tracker_takes_is_refused(words, where, told):
+    with pytest.raises(ConfigError) as refused:
+        compose_runs(words)
+    assert where in str(refused.value)
+    assert told in str(refused.value)
+
+
+def test_a_key_that_one_of_several_trackers_takes_is_taken():
+    (composed,) = compose_runs(["tracker=[tensorboard,wandb]", "tracker.project=x"])
+    assert composed.experiment.tracker.variables["WANDB_PROJECT"] == "x"
+
+
+def test_a_mode_that_sends_is_typed_and_in_no_file_of_others(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\ndefaults: [{override /tracker: comet_ml}]\n"
+    (tmp_path / "experiment" / "theirs.yaml").write_text(f"{text}tracker: {{mode: online}}\n")
+    with pytest.raises(ConfigError, match="sends the figures to a server"):
+        compose_runs(["experiment=theirs"], [tmp_path])
+    compose_runs(["experiment=theirs", "tracker.mode=offline"], [tmp_path])
+    compose_runs(["experiment=theirs", "tracker=comet_ml", "tracker.mode=online"], [tmp_path])
+
+
+def test_comet_stays_still_unless_it_is_chosen(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.environ", {})
+    set_variables(Tracking.read({"report_to": "tensorboard"}), tmp_path, "mine")
+    assert os.environ == {"COMET_DISABLE_AUTO_LOGGING": "1"}
+
+
+def test_two_callbacks_in_a_list_of_trackers_are_refused(tmp_path):
+    (tmp_path / "tracker").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / "tracker" / f"{name}.yaml").write_text(f"_target_: lab.{name.title()}\n")
+    with pytest.raises(ConfigError, match="at most one with a _target_"):
+        compose(["tracker=[one,tensorboard,two]"], [tmp_path])
+
+
+class Service(SimpleNamespace):
+    """A stand-in for the package of a service, which notes what it is told."""
+
+    def __init__(self, name: str):
+        super().__init__(
+            __name__=name, __spec__=ModuleSpec(name, None), told=[], config={}, run=None
+        )
+
+    def init(self, **options):
+        self.told.append(("init", options))
+        self.run = self
+
+    def get_run(self):
+        if self.run is None:
+            raise RuntimeError("No active Run")
+        return self
+
+    def log(self, figures, step=None):
+        self.told += [(name, step) for name in figures if name != "train/global_step"]
+
+    def finish(self):
+        self.told.append("finish")
+
+
+def test_swanlab_gets_config_and_figures_and_is_closed_after_the_last_scores(tmp_path, monkeypatch):
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+    from runner.tracker.services import SwanLab
+
+    service = Service("swanlab")
+    monkeypatch.setitem(sys.modules, "swanlab", service)
+    (composed,) = compose_runs(["trainer=sft", "tracker.tags=[mine]"])
+    tracker = SwanLab(composed.experiment, tmp_path)
+    args = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, run_name="r")
+    state, control = TrainerState(global_step=1), TrainerControl()
+    tracker.on_train_begin(args, state, control, model=None)
+    tracker.on_log(args, state, control, logs={"loss": 1.0})
+    tracker.on_log(args, state, control, logs={"loss": 1.0})
+    tracker.on_train_end(args, state, control)
+    tracker.on_log(args, state, control, logs={"eval_loss": 2.0})
+    tracker.close(finished=True)
+    begun, *figures, end = service.told
+    assert begun[0] == "init"
+    assert begun[1]["config"]["runner"] == composed.cfg
+    assert begun[1]["tags"][-1] == "mine"
+    assert figures == [("train/loss", 1), ("eval/loss", 1)]
+    assert end == "finish"
+
+
+def test_what_a_service_raises_at_its_start_is_told_with_the_way_to_go_on(tmp_path, monkeypatch):
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+    from runner.tracker.services import SwanLab
+
+    service = Service("swanlab")
+    service.init = None
+    monkeypatch.setitem(sys.modules, "swanlab", service)
+    (composed,) = compose_runs(["trainer=sft"])
+    args = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    tracker = SwanLab(composed.experiment, tmp_path)
+    with pytest.raises(EnvironmentFault, match=r"tracker\.mode=offline, or tracker=none"):
+        tracker.on_train_begin(args, TrainerState(), TrainerControl(), model=None)
 
 
 @pytest.mark.slow

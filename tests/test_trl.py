@@ -61,7 +61,12 @@ def exported(*kinds):
 
 def table():
     """The table's entry for each name of TRL's."""
-    text = (MENU / "README.md").read_text().partition("## TRL 1.16")[2].partition("\n## ")[0]
+    text = (
+        (MENU / "trainer" / "README.md")
+        .read_text()
+        .partition("## TRL 1.16")[2]
+        .partition("\n## ")[0]
+    )
     rows = re.findall(r"^\| (\S.*?) \| (.*?) \|$", text, re.MULTILINE)
     entries = {}
     for names, says in rows:
@@ -88,7 +93,7 @@ def test_every_export_of_trl_has_an_option_or_a_reason(group, kind):
     assert len(names) > 6
     for name in names:
         assert name in says, (
-            f"{name} is new: an option of conf/{group}, and a line in conf/README.md"
+            f"{name} is new: an option of conf/{group}, and a line in conf/trainer/README.md"
         )
         if name in options:
             assert f"`{group}={options[name]}`" in says[name]

@@ -17,16 +17,20 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BitsAndBytesConfig,
 )
 
 from runner.__main__ import main
+from runner.command._trained_run import read_trained
 from runner.config.experiment import AdapterPart
 from runner.errors import ConfigError
 from runner.io.files import files_of, read_json, shipped, write_json
 from runner.launch.local import local
-from runner.model.adapter import train_beside
+from runner.model.adapter import train_beside, write_adapter
 from runner.model.freeze import train_weights
 from runner.model.load import load_model, load_tokenizer
+from runner.model.merge import write_plain
+from runner.model.reference_model import copy_reference
 from runner.training.components.model import build_tuner
 
 TINY = "runner://model/tiny"
@@ -291,10 +295,54 @@ def test_a_merged_adapter_is_a_whole_model_that_answers_like_it(adapter):
 
 
 @pytest.mark.slow
-def test_adapters_that_cannot_be_merged_are_reported():
-    with pytest.raises(ConfigError) as caught:
-        load(merge=True, quantization_config={"load_in_8bit": True})
-    assert [fault.fix for fault in caught.value.faults] == ["model.merge=false", "quant=none"]
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_merged_adapter_has_the_bits_of_the_export(adapter, tmp_path, dtype):
+    load(dtype=dtype).save_pretrained(tmp_path / "base")
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    for path in adapter.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    settings["base_model_name_or_path"] = str(tmp_path / "base")
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    write_plain(tmp_path, tmp_path / "export", head="lm", dtype=dtype, trust=False)
+    export = load(tmp_path / "export", dtype=dtype).state_dict()
+    merged = load(tmp_path, merge=True, dtype=dtype).state_dict()
+    assert merged.keys() == export.keys()
+    for name in export:
+        assert torch.equal(merged[name], export[name])
+
+
+@pytest.mark.slow
+def test_an_adapter_below_a_quantised_one_is_merged_before_that(adapter, tmp_path):
+    write_plain(adapter, tmp_path / "export", head="lm", trust=False)
+
+    def quantised(path, **how):
+        quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+        return load(path, quantization_config=quantization, **how)
+
+    merged = quantised(adapter, merge=True)
+    export = quantised(tmp_path / "export").state_dict()
+    assert merged.is_quantized
+    weights = merged.state_dict()
+    assert weights.keys() == export.keys()
+    for name in export:
+        assert torch.equal(weights[name], export[name])
+    assert merged.generation_config.eos_token_id == load().generation_config.eos_token_id
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied:UserWarning")
+@pytest.mark.filterwarnings("ignore:Model .* .tie_word_embeddings=True.:UserWarning")
+def test_an_adapter_on_tied_embeddings_is_merged_into_one_of_the_two(tmp_path):
+    config = LoraConfig(r=4, target_modules=["embed_tokens"], task_type="CAUSAL_LM")
+    model = get_peft_model(load(), config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_embedding" in name:
+                weight.normal_(std=0.1)
+    write_adapter(model, tmp_path, base=shipped(TINY))
+    adapted = load(tmp_path)
+    for merged in (load(tmp_path, merge=True), copy_reference(adapted)):
+        torch.testing.assert_close(logits(merged), logits(adapted), atol=1e-4, rtol=0)
 
 
 @pytest.mark.grid(1)
@@ -307,7 +355,10 @@ def test_adapters_that_cannot_be_merged_are_reported():
     ],
 )
 def test_an_adapter_that_could_not_be_saved_is_refused(train, adapter, capsys, words, fix):
-    for base in ((f"model.path={adapter}", "model.merge=true"), ("model=new",)):
+    bases = [("model=new",)]
+    if "trainer=ppo" not in words:
+        bases.append((f"model.path={adapter}", "model.merge=true"))
+    for base in bases:
         done = train("trainer=sft", *words, *base, *FEW)
         assert done.code == 2
         assert fix in capsys.readouterr().err
@@ -392,7 +443,7 @@ KINDS = {
     "merged": (("trainer=sft", "model.path={adapter}", "model.merge=true"), whole),
     "adapter on merged": (
         ("trainer=dpo", "model.path={adapter}", "model.merge=true", "peft=lora"),
-        whole,
+        adapted,
     ),
     "adapter on new": (("trainer=sft", "model=new", "peft=lora_embeddings"), whole),
     "scores by an adapter on new": (("trainer=reward", "model=new", "peft=lora"), scored),
@@ -411,6 +462,10 @@ KINDS = {
     "scores by an adapter": (("trainer=reward", "peft=lora"), scored_by_adapter),
     "critic": (("trainer=ppo",), whole),
     "critic by an adapter": (("trainer=ppo", "peft=lora_embeddings"), adapted),
+    "critic by an adapter on merged": (
+        ("trainer=ppo", "model.path={adapter}", "model.merge=true", "peft=lora"),
+        adapted,
+    ),
     "critic on merged": (
         (
             "trainer=ppo",
@@ -419,7 +474,7 @@ KINDS = {
             "peft=lora",
             "trainer.args.critic=model",
         ),
-        whole,
+        adapted,
     ),
 }
 
@@ -492,11 +547,10 @@ def check_values(folder: Path, values: torch.Tensor) -> None:
     with torch.no_grad():
         states = trunk.eval()(input_ids=IDS).last_hidden_state[0]
         if callable(weights):
-            values = weights(states)
+            computed = weights(states)
         else:
-            values = states @ weights["score.weight"].T + weights["score.bias"]
-        measured = values[:, 0]
-    torch.testing.assert_close(measured, values, atol=2e-4, rtol=0)
+            computed = states @ weights["score.weight"].T + weights["score.bias"]
+    torch.testing.assert_close(computed[:, 0], values, atol=2e-4, rtol=0)
 
 
 @pytest.mark.grid(1)
@@ -534,6 +588,35 @@ def test_an_adapter_with_whole_layers_is_the_start_of_a_next_stage(train, probe,
         figures = [line.get("rewards/margins"), line.get("objective/kl")]
         kl += [figure for figure in figures if figure is not None]
     assert abs(kl[0]) < 1e-4  # the first step starts at its reference, embeddings and all
+
+
+@pytest.mark.slow
+def test_an_adapter_on_a_merged_and_quantised_one_is_joined_with_it(train, adapter):
+    words = ("trainer=dpo", f"model.path={adapter}", "model.merge=true", "peft=qlora")
+    done = train(*words, *FEW)
+    own = PeftModel.from_pretrained(load(adapter, merge=True), done.run.model / "adapter")
+    torch.testing.assert_close(adapted(done.run.model), logits(own), atol=1e-4, rtol=0)
+    run = read_trained(done.run.folder)
+    assert run.model().is_quantized
+    # On rounded weights, as it was trained: neither of the two in full precision.
+    rounded = logits(run.model())
+    assert 1e-3 < (rounded - logits(own)).abs().max() < 2
+    assert torch.equal(rounded, logits(run.model()))
+    assert run.before["eval_rewards/margins"] == 0
+
+
+@pytest.mark.slow
+def test_an_adapter_that_is_no_sum_of_two_is_saved_whole(train, adapter):
+    words = (f"model.path={adapter}", "model.merge=true", "peft=dora")
+    plain = train("trainer=sft", *words, *FEW, name="plain").run
+    rounded = train("trainer=sft", *words, "quant=4bit", *FEW, name="rounded").run
+    for run in (plain, rounded):
+        assert not (run.model / "adapter_config.json").exists()
+        ours = logits(read_trained(run.folder).model())
+        assert (whole(run.model) - ours).abs().max() < (1e-4 if run is plain else 2)
+    assert (rounded.model / "adapter").is_dir()
+    merged = PeftModel.from_pretrained(load(adapter, merge=True), rounded.model / "adapter")
+    torch.testing.assert_close(whole(rounded.model), logits(merged), atol=1e-4, rtol=0)
 
 
 @pytest.mark.grid(1)

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import http.client
 import json
+import os
 import re
 import shutil
 import signal
@@ -18,7 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from laid import lay_run, lay_sweep
+from laid import lay_run, lay_sweep, set_status
 
 sys.path.insert(0, str(Path(__file__).parent / "fault"))
 
@@ -100,6 +101,67 @@ def test_every_page_exists_and_links_to_the_others(root):
                 "",
                 headers | {"Date": ""},
             )
+
+
+def test_the_front_page_says_what_is_trained_how_well_and_how_far(root, monkeypatch):
+    trainer = {"_target_": "trl.SFTTrainer", "args": {}}
+    line = {"step": 2, "loss": 0.25, "remaining_seconds": 187.0}
+    models = [{"path": f"org/Model-{n}"} for n in range(5)]
+    for n, model in enumerate(models):
+        state = "interrupted" if n else "running"
+        lay_run(root / "going" / f"{n}", state=state, lines=[line], trainer=trainer, model=model)
+    host = json.loads((root / "going" / "0" / "status.json").read_text())
+    (root / "going" / "0" / "status.json").write_text(
+        json.dumps(host | {"host": socket.gethostname(), "pid": os.getpid()})
+    )
+    described = []
+    describe = watch.describe_name
+    monkeypatch.setattr(
+        watch, "describe_name", lambda *words: described.append(words[0].name) or describe(*words)
+    )
+    with served(root) as server:
+        _, text, headers = ask(server, "")
+        cells = {}
+        for row in re.findall("<tr>(.*?)</tr>", text)[1:]:
+            texts = [re.sub("<[^>]*>", "", cell).strip() for cell in row.split("</td>")]
+            cells[texts[0]] = texts[1:7]
+        assert cells["kl"] == ["DPO", "", "0.8", "eval_exact kl_coef=0.5", "100 %", ""]
+        assert cells["going"] == [
+            "SFT",
+            "model-0, model-1, model-2, and 2 more",
+            "0.25",
+            "loss so far",
+            "50 %",
+            "3:07",
+        ]
+        assert cells["alone"][2:5] == ["0.2", "loss so far", "50 %"]
+        assert sorted(described) == ["alone", "going", "kl"]
+        assert ask(server, "", If_None_Match=headers["ETag"])[0] == 304
+        set_status(root / "alone" / "run", step=6)
+        assert "75 %" in ask(server, "", If_None_Match=headers["ETag"])[1]
+        assert sorted(described) == ["alone", "alone", "going", "kl"]
+        assert "<span>3:07 left</span>" in ask(server, "going/0/report.html")[1]
+        assert " left</span>" not in ask(server, "going/1/report.html")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        ([], ""),
+        (["{}"], ""),
+        (["{}/"], ""),
+        (["./{}", "kl"], "kl/report.html"),
+    ],
+)
+def test_the_folder_of_all_names_is_watched_as_well(words, address, root, monkeypatch, capsys):
+    monkeypatch.chdir(root.parent)
+    words = [word.format(root.name) for word in words] + [f"output_root={root.name}"]
+    monkeypatch.setattr(watch.Server, "serve_forever", lambda server: None)
+    assert main(["watch", *words]) == 0
+    assert re.search(rf"page      http://127.0.0.1:\d+/[\w-]+/{address}$", capsys.readouterr().out)
+    if not address:
+        assert main(["report", *words]) == 0
+        assert f"  {root.name}/kl " in capsys.readouterr().out
 
 
 def test_nothing_else_is_served(root):
@@ -235,7 +297,8 @@ def test_the_numbers_of_a_page_are_those_of_the_log(tmp_path):
         lay_run(tmp_path / "g" / f"{seed}", seed=seed, lines=lines)
     page = write_report(summarise(tmp_path / "g")).read_text()
     data = data_of(page)
-    ((name, title, [[label, dashed, steps, values, sds]]),) = data["charts"]
+    ((name, title, [[label, dashed, steps, values, sds]], share),) = data["charts"]
+    assert not share
     assert (name, title, label, dashed, data["steps"][steps]) == ("loss", "loss", 0, False, [1, 2])
     assert values == [2, 4]
     assert sds == [1.414214, 2.828427]

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from laid import lay_run
 
+import runner
 from runner.__main__ import main, read_command_line
 from runner.command import VERBS
 from runner.config.dialect import read_sections
@@ -104,7 +105,7 @@ TYPED = {
     "train_file=x.jsonl": "dataset=x.jsonl",
     "optimizer.lr=1e-5": "learning_rate=1e-5",
     "args.logging_steps=5": "trainer.args.logging_steps=5",
-    "config=theirs.yaml": "python -m runner import theirs.yaml",
+    "config=theirs.yaml": "python -m runner theirs.yaml",
     "trust_remote_code=true": "model.trust_remote_code=true",
     # Fields that TRL or transformers have given up, where they were.
     "trainer.args.logging_dir=x": "leave trainer.args.logging_dir out",
@@ -202,12 +203,21 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["--config"], ["experiment=<one of them>"]),
         (["--lr", "1e-5", "--seed=3"], ["learning_rate=1e-5", "seed=3"]),
         (["--model_name_or_path", "org/x", "--use-peft"], ["model=org/x", "peft=lora"]),
-        (["--config", "theirs.yaml"], ["python -m runner import theirs.yaml"]),
+        (["--config", "theirs.yaml"], ["dataset.path=trl-lib/Capybara"]),
         (
-            ["train", "conf/experiment/mine.yaml"],
-            ["python -m runner experiment=mine --config-dir conf"],
+            ["train", "conf/dataset/mine.yaml"],
+            ["python -m runner dataset=mine --config-dir conf"],
         ),
-        (["experiment=theirs.yaml"], ["python -m runner import theirs.yaml"]),
+        (["experiment=theirs.yaml"], ["dataset.path=trl-lib/Capybara"]),
+        (["experiment=theirs"], ["experiment=theirs.yaml"]),
+        (
+            ["theirs.yaml", "experiment=toy_dpo"],
+            ["python -m runner -m experiment=theirs.yaml,toy_dpo  (each by itself)"],
+        ),
+        (
+            ["preview", "theirs.yaml", "--config", "conf/experiment/mine.yaml"],
+            ["python -m runner preview theirs.yaml"],
+        ),
         (["experiment=mine", "--config-dir", "none"], ["experiment=mine --config-dir conf"]),
         (["experiment=mine", "--config-path", "conf"], ["--config-dir conf"]),
         (
@@ -304,7 +314,8 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["trainer=grpo", "reward=judges"], ["reward._target_=judges.short 'allow=[judges]'"]),
         (["trainer=grpo", "reward=other.py"], ["reward._target_=other.function 'allow=[other]'"]),
         (["import", "missing.yaml"], ["python -m runner import theirs.yaml"]),
-        (["--config", "missing.yaml"], ["python -m runner import theirs.yaml"]),
+        (["--config", "missing.yaml"], ["experiment=theirs.yaml"]),
+        (["missing.yaml", "seed=1"], ["python -m runner experiment=theirs.yaml"]),
         (["dataset=parts"], ["mend them, or leave them out with dataset.bad_rows=drop"]),
         (["model=outputs/x"], ["model.path=outputs/x/run/model"]),
         (["model=x"], ["model.path='${run:x}'"]),
@@ -323,7 +334,9 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
 def test_another_word_is_answered(words, fixes, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "theirs.yaml").write_text("base_model: org/x\n")
-    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    for group in ("experiment", "dataset"):
+        (tmp_path / "conf" / group).mkdir(parents=True)
+    (tmp_path / "conf" / "dataset" / "mine.yaml").write_text("path: org/rows\n")
     (tmp_path / "conf" / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 3\n")
     (tmp_path / "conf" / "experiment" / "typo.yaml").write_text(
         "# @package _global_\nlearning_rat: 1e-5\n"
@@ -427,7 +440,7 @@ def test_the_expanded_words_are_what_is_composed(tmp_path, monkeypatch, capsys):
     assert main(["dataset=rows.jsonl", "--cfg", "job"]) == 0
     assert "path: rows.jsonl" in capsys.readouterr().out
     assert main(["dataset=rows.jsonl", "--dry-run"]) == 0
-    assert "sft-tiny-local/path-rows" in capsys.readouterr().out
+    assert "sft-tiny-rows/default-" in capsys.readouterr().out
     assert main(["why", "dataset.path", "dataset=rows.jsonl"]) == 0
     assert "  is    rows.jsonl  command line" in capsys.readouterr().out
 
@@ -463,9 +476,27 @@ def test_the_menu_of_the_working_folder_is_used_and_that_is_said(tmp_path, monke
     assert main(["experiment=mine", "--dry-run"]) == 0
     said = capsys.readouterr().err
     assert said == "conf      conf/ here is used; --config-dir none leaves it out\n"
+    assert runner.compose("experiment=mine")["seed"] == 3
+    with pytest.raises(ConfigError):
+        runner.compose("experiment=mine", config_dir="none")
     for words in (["--config-dir", "none"], ["--config-dir", str(tmp_path)]):
         assert main(["experiment=mine", *words, "--dry-run"]) == 2
         assert not capsys.readouterr().err.startswith("conf ")
+
+
+def test_the_conf_of_another_application_adds_options_and_changes_nothing(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "optimizer").mkdir(parents=True)
+    (tmp_path / "conf" / "config.yaml").write_text("defaults: [optimizer: sgd]\nlr: 0.1\n")
+    (tmp_path / "conf" / "optimizer" / "sgd.yaml").write_text("_target_: torch.optim.SGD\n")
+    assert main(["trainer=dpo", "--cfg", "job"]) == 0
+    used = capsys.readouterr().out
+    assert main(["trainer=dpo", "--cfg", "job", "--config-dir", "none"]) == 0
+    assert capsys.readouterr().out == used
+    assert main(["why", "seed"]) == 0
+    assert "conf/config.yaml:" in capsys.readouterr().out
 
 
 def test_a_conf_of_other_things_and_the_shipped_menu_are_left_alone(tmp_path, monkeypatch):

@@ -14,8 +14,7 @@ from pathlib import Path
 
 # The verbs with the first words of their help.
 VERBS = {
-    "cancel": "Takes runs out of the queue of a cluster, where launcher=slurm or another has put "
-    "them",
+    "cancel": "Takes runs out of the queue of a cluster",
     "chat": "Talks with a trained model in the terminal",
     "clean": "Deletes runs, or a part of them, once it has listed them with their sizes and "
     "somebody has agreed",
@@ -29,6 +28,7 @@ VERBS = {
     "rehearse": "Plays a run through in seconds before it takes days",
     "report": "Shows runs, side by side or one by one",
     "reproduce": "Trains a finished run again and compares",
+    "schema": "Writes JSON Schemas, by which editors check and complete YAML",
     "serve": "Serves a trained model to programs that speak OpenAI's interface",
     "train": "Trains one language model, or sweeps over many, from options that go together",
     "watch": "Shows runs in a browser while they train",
@@ -40,6 +40,16 @@ WORKING = frozenset(
     {"chat", "evaluate", "export", "predict", "preview", "rehearse", "reproduce", "serve"}
 )
 
+OF_ROWS = ("dataset", "metric", "reward", "quant")  # groups that verbs of a trained model take
+# Flags with which Hydra only prints something; others of that kind take a value.
+PRINTING = (
+    ("--help", "-h"),
+    ("--hydra-help",),
+    ("--version",),
+    ("--resolve",),
+)
+CFG = ("job", "hydra", "all")
+
 
 @dataclass(frozen=True)
 class CommandLine:
@@ -49,7 +59,8 @@ class CommandLine:
     overrides: list[str]
     runs: list[str] = field(default_factory=list)  # words that are neither overrides nor flags
     folders: list[Path] = field(default_factory=list)  # of ``--config-dir``, or the one found here
-    found_folder: Path | None = None  # conf/ here, where ``--config-dir`` was not typed
+    # Lines that say which files of the user's are read besides those that were typed, and how.
+    notes: list[str] = field(default_factory=list)
     multirun: bool = False
     dry_run: bool = False
     debug: bool = False

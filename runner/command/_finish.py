@@ -9,7 +9,7 @@ from runner.command._upload import push_run
 from runner.io.files import read_json, sync_rows, write_json
 from runner.io.temporary import temporarily
 from runner.report.plot_run import write_plots
-from runner.report.verdict import describe_decline, list_changes
+from runner.report.verdict import describe_outcome, list_changes
 from runner.run import Run, write_manifest
 from runner.run.record import read_run
 from runner.run.seal import rotate, sealed_hashes
@@ -56,6 +56,6 @@ def finish(run: Run, components: Components, stop: StopRequest, seconds: float) 
     rotate(run.checkpoints, components.seal.keep, trainer.state.best_model_checkpoint)
     push_run(run, stop)
     sync_rows(run.folder)
-    cause = describe_decline(read_run(run.folder))
+    cause = describe_outcome(read_run(run.folder))
     run.set_status("finished", step=trainer.state.global_step, cause=cause)
     print(describe_end(read_run(run.folder), seconds))

@@ -10,12 +10,12 @@ import yaml
 
 from runner.config.dialect import to_single_line
 from runner.importers.draft import KINDS, NO_EQUIVALENT, Draft, Note
+from runner.importers.translate import content_of
 from runner.io.visible import to_visible, visible_lines
 from runner.schema.text import select
 
 WIDTH = 80
 KEY_WIDTH = 40  # of the list of keys
-FIRST_KEYS = ("seed", "learning_rate", "kl_coef")
 
 
 # --- The file -------------------------------------------------------------------------------------
@@ -45,14 +45,7 @@ def _header_lines(draft: Draft) -> Iterator[str]:
 
 def _to_yaml(draft: Draft) -> str:
     """The content of the experiment, with visible characters only."""
-    defaults: list[Any] = [{f"override /{group}": name} for group, name in draft.choices.items()]
-    content: dict[str, Any] = {"defaults": [*defaults, "_self_"], "name": draft.name}
-    for key in FIRST_KEYS:
-        if key in draft.values:
-            content[key] = draft.values[key]
-    for key, node in draft.values.items():
-        if node not in ({}, {"args": {}}):
-            content[key] = node
+    content = content_of(draft)
     text = _dump(content, allow_unicode=True)
     if visible_lines(text) != text:
         text = _dump(content, allow_unicode=False)

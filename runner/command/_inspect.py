@@ -48,6 +48,8 @@ def _print_config(composed: Composed, line: CommandLine) -> None:
     words = [f"name={composed.cfg['name']!r}", *(composed.words or line.overrides)]
     if composed.note:  # Hydra would take the values of the model's option
         words.append("model=hub")
+    if composed.rate:
+        words.append(f"learning_rate={composed.cfg['learning_rate']!r}")
     if composed.cfg.get("batch"):
         words.extend(f"{key}={select(composed.cfg, key)}" for key in MADE)
     if line.inspect == ["--cfg=job"]:  # without composing it once more

@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.command._foreign_files import translate_files
 from runner.command._python_words import to_overrides
 from runner.command._trained_run import TrainedRun, read_trained
-from runner.config import Composed
+from runner.config import Composed, searched_folders
 from runner.config.user_folder import add_working_folder
 from runner.errors import (
     ERROR_FILE,
@@ -48,7 +49,8 @@ def train(*overrides: str, config_dir: str | Path | None = None, **keys: object)
 
     What the command says is printed. A run that is finished already comes back at once, an
     interrupted one goes on; of stages the last one comes back, of a queue (``launcher=slurm``) what
-    is queued. ``config_dir`` is a folder of your own groups, as for ``--config-dir``.
+    is queued. ``config_dir`` is a folder of your own groups, as for ``--config-dir``; without it,
+    ``conf/`` in the working folder is used.
 
     Ctrl-C, or a notebook's stop button, lets the step be saved before KeyboardInterrupt is raised,
     a second one does not; the same call goes on. Raises the errors of ``runner.errors``, each with
@@ -144,10 +146,12 @@ def _compose(
     words: Sequence[str], config_dir: str | Path | None, /, **keys: object
 ) -> list[Composed]:
     """The configurations of a call, of stages one each."""
-    folders = [Path(config_dir)] if config_dir else []
+    folders = searched_folders([Path(config_dir)] if config_dir else [])
     with temporarily(sys, path=sys.path[:]):
         add_working_folder()
-        return stages.compose_runs(to_overrides(words, folders, "compose", **keys), folders)
+        overrides = to_overrides(words, folders, "compose", **keys)
+        translate_files(overrides)
+        return stages.compose_runs(overrides, folders)
 
 
 def _call(words: Sequence[str]) -> tuple[int, str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from runner.config.menu import read_menu
-from runner.config.override import expand
+from runner.config.override import expand, is_experiment_file
 from runner.errors import ConfigError, Fault
 from runner.schema.text import to_override
 
@@ -18,11 +18,13 @@ def to_overrides(
 ) -> list[str]:
     """The overrides as Hydra takes them; ConfigError for all other words.
 
-    ``keys`` are the keyword arguments of the ``call``, which are no words either.
+    The path of a file chooses the experiment in it. ``keys`` are the keyword arguments of the
+    ``call``, which are no words either.
     """
     strange = [word for word in words if not isinstance(word, str)]
     fix = f'runner.{call}("seed=1")'
     ConfigError.refuse(Fault(f"runner.{call}", repr(word), "words", fix) for word in strange)
+    words = [f"experiment={word}" if is_experiment_file(word) else word for word in words]
     faults = list(_find_word_faults(words, call))
     for key, value in keys.items():
         fix = f'runner.{call}("{to_override(key, value)}")'

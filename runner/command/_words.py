@@ -10,34 +10,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from runner.command import VERBS, CommandLine
+from runner.command import CFG, OF_ROWS, PRINTING, VERBS, CommandLine
+from runner.command._foreign_files import translate_files
 from runner.command._help import help_text
 from runner.command._option import options_of
-from runner.config.choice import FOREIGN, option_fault
+from runner.config.choice import option_fault
 from runner.config.dialect import filled, meant_command
-from runner.config.menu import Options, find_menu_here, read_menu
-from runner.config.override import dotted_key, expand, is_local
+from runner.config.menu import Options, read_menu, searched_folders
+from runner.config.override import (
+    dotted_key,
+    expand,
+    is_experiment_file,
+    is_local,
+)
 from runner.errors import ConfigError, Fault
+from runner.io.files import EXPERIMENT_FILES
+from runner.io.filetype import ROW_ENDINGS
 from runner.launch.compose import stages, sweep_axes
 from runner.run.find import is_run
 from runner.schema.did_you_mean import best_guess, join_pairs, to_flag
 
-# Flags with which Hydra only prints something; others of that kind take a value.
-PRINTING = (
-    ("--help", "-h"),
-    ("--hydra-help",),
-    ("--version",),
-    ("--resolve",),
-    ("--shell-completion", "-sc"),
-)
-CFG = ("job", "hydra", "all")
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 CALL = "python -m runner"
 FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
-OF_ROWS = ("dataset", "metric", "reward", "quant")  # groups that verbs of a trained model take
 CONFIG_FLAGS = ("config", "config_file", "config_name", "config_path")  # of other tools
+COMPOSING = ("train", "preview", "rehearse", "why")  # verbs that take the file of an experiment
 NO_FLAG = "an unknown flag"
-NO_FOLDER = "none"  # in place of a folder of --config-dir
 
 
 def read_command_line(words: Sequence[str]) -> CommandLine:
@@ -53,25 +51,23 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
                 fix="python -m runner --help",
             )
         ) from None
-    found_folder = None
-    if not known.folders:
-        found_folder = find_menu_here()
-    if found_folder is not None:
-        known.folders = [found_folder]
-    elif list(map(str, known.folders)) == [NO_FOLDER]:
-        known.folders = []
+    has_typed_folder = bool(known.folders)
+    known.folders = searched_folders(known.folders)
     menu = read_menu(known.folders)
     plain, flags = take_flags(others)
     overrides = [word for word in plain if "=" in word or word.startswith("~")]
     runs = [word for word in plain if word not in overrides]
     verb = runs.pop(0) if runs and runs[0] in VERBS else "train"
-    line = CommandLine(
-        verb,
-        expand(overrides, menu),
-        runs,
-        found_folder=found_folder,
-        **vars(known),
-    )
+    if verb in COMPOSING:
+        files = _take_files(runs, flags, menu)
+        ConfigError.refuse(_find_file_faults(verb, files, overrides))
+        overrides = [*(f"experiment={file}" for file in files), *overrides]
+    expanded = expand(overrides, menu)
+    notes = translate_files(expanded) if verb in COMPOSING else []
+    if known.folders and not has_typed_folder:
+        folder = known.folders[0]
+        notes.insert(0, f"conf      {folder}/ here is used; --config-dir none leaves it out")
+    line = CommandLine(verb, expanded, runs, notes=notes, **vars(known))
     faults = list(find_word_faults(line, plain, menu)) or list(find_sweep_faults(line))
     for folder in known.folders:
         if not folder.is_dir():
@@ -87,6 +83,41 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
         faults.extend(find_flag_faults(line, flags, menu))
     ConfigError.refuse(faults)
     return line
+
+
+def _take_files(runs: list[str], flags: dict[str, str], menu: Options) -> list[str]:
+    """The files of experiments among the words and behind the flags, which lose them."""
+    files = []
+    for word in runs:
+        group = Path(word).parent.name
+        if is_experiment_file(word) and (group == "experiment" or group not in menu):
+            files.append(word)
+    for file in files:
+        runs.remove(file)
+    for name in CONFIG_FLAGS:
+        if is_experiment_file(flags.get(name, "")):
+            files.append(flags.pop(name))
+    return files
+
+
+def _find_file_faults(verb: str, files: Sequence[str], overrides: Sequence[str]) -> Iterator[Fault]:
+    """A fault for several experiments, where at least one of them is a file."""
+    names = list(files)
+    for word in overrides:
+        if dotted_key(word) == "experiment":
+            names.append(word.partition("=")[2])
+    if not files or len(names) == 1:
+        return
+    fix = f"{CALL} {shlex.join([verb, names[0]])}"
+    if verb in ("train", "rehearse"):
+        joined = shlex.quote(f"experiment={','.join(names)}")
+        fix = f"{CALL} {verb} -m {joined}  (each by itself)"
+    yield Fault(
+        where="command line",
+        found=" and ".join(names),
+        expected="one experiment",
+        fix=fix.replace(f"{CALL} train ", f"{CALL} "),
+    )
 
 
 def _flag_parser() -> argparse.ArgumentParser:
@@ -181,7 +212,9 @@ def _meant_command(line: CommandLine, menu: Options) -> str:
     flag = to_flag(first)
     if flag:
         return shlex.join([*line.overrides, *line.runs[1:], flag])
-    if first.endswith(FOREIGN):
+    if first.endswith(EXPERIMENT_FILES) and not (
+        first.endswith(ROW_ENDINGS) and Path(first).is_file()
+    ):
         return option_fault("experiment", first, menu).fix
     rest = shlex.join([*line.runs[1:], *line.overrides])
     command = _meant_verb(line, rest)

@@ -30,8 +30,9 @@ def main(line: CommandLine) -> int:
             text = f"no job    {run}: {run.standing}"
             if place:
                 text = f"cancelled {run}: {place.ticket}"
-                # A run that has begun says itself how it ends.
-                set_gone(run.run, f"{place.ticket} was cancelled before it began")
+                # A run that has begun says itself how it ends, where it sees this folder.
+                when = "" if place.begun else " before it began"
+                set_gone(run.run, f"{place.ticket} was cancelled{when}")
             if number <= MAX_LINES:
                 print(text, flush=True)
         if len(runs) > MAX_LINES:
@@ -50,6 +51,7 @@ def _cancel_jobs(runs: Sequence[RunRecord], typed_address: str | None) -> dict[P
     queue = build(launcher)
     queue.check()
     seen = queue.look()
+    queue.fetch([run.folder for run in runs])
     places = {}
     for run in runs:
         place = place_of(run.run.status(), queue, seen)

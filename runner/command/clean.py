@@ -1,52 +1,47 @@
-"""Deletes runs, their checkpoints, or what is drawn of them, after it has listed them and asked."""
+"""Deletes runs, their checkpoints, or what is drawn of them, after it has listed them and asked.
+
+Without runs it shows which names are large.
+"""
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.command import CommandLine
-from runner.command._deletion import Deletion, delete, find_obstacle, find_users, paths_to_delete
+from runner.command._deletion import Listing, delete, find_users, list_place
 from runner.command._option import read_options
+from runner.command._sizes import list_sizes
 from runner.command.clean_options import Options
 from runner.errors import ConfigError, Fault, FolderError
-from runner.io.files import ASIDE, display_path
+from runner.io.files import display_path
 from runner.io.terminal import is_terminal, print_visible
-from runner.report.index import INDEX, read_group
 from runner.report.number import plural
-from runner.report.selection import choose_runs
-from runner.report.sweep_page import SWEEP_FILES
 from runner.report.table import MAX_LINES
 from runner.run.disk import sized
-from runner.run.find import is_run, resolve_word
-from runner.run.record import RunRecord, read_run
-
-
-@dataclass
-class Listing:
-    """The deletions of a command, each once, and what is left with the reasons."""
-
-    deletions: dict[Path, Deletion] = field(default_factory=dict)  # by their resolved places
-    left: list[str] = field(default_factory=list)
+from runner.run.find import is_run, resolve_word, words_below
 
 
 def main(line: CommandLine) -> int:
     """List what goes, ask, and delete it; 0 also where nothing is deleted."""
     options = read_options(line, Options)
     root = Path(options.output_root)
-    if not line.runs:
-        raise ConfigError(
-            Fault(
-                where="RUN",
-                found="none",
-                expected="the folder of some runs",
-                fix=f"python -m runner clean {root}/<name> where=state=failed",
+    words = words_below(root, line.runs)
+    if not words:
+        if options.keep or options.yes or options.where is not None:
+            raise ConfigError(
+                Fault(
+                    where="RUN",
+                    found="none",
+                    expected="the folder of some runs",
+                    fix=f"python -m runner clean {root}/<name> where=state=failed",
+                )
             )
-        )
+        print_visible("\n".join(list_sizes(root)))
+        return 0
     listing = Listing()
-    for place in [resolve_word(word, "clean", root) for word in line.runs]:
+    for place in [resolve_word(word, "clean", root) for word in words]:
         _check_place(place, root, options)
-        _list_place(listing, place, options)
+        list_place(listing, place, options.keep, options.where)
     deletions = listing.deletions
     # A run that is deleted whole may be the base of one elsewhere.
     users = {} if options.keep else find_users(root, deletions)
@@ -83,31 +78,6 @@ def _check_place(place: Path, root: Path, options: Options) -> None:
                 fix=f"python -m runner clean {folder} where=state=failed, or keep=last",
             )
         )
-
-
-def _list_place(listing: Listing, place: Path, options: Options) -> None:
-    """Add what is deleted, and what is left, of a run or of all runs of a name."""
-    keep = options.keep
-    is_group = not is_run(place)
-    runs: Sequence[RunRecord] = read_group(place) if is_group else [read_run(place)]
-    if options.where is not None:
-        runs = choose_runs(runs, options.where)
-    for run in runs:
-        obstacle = find_obstacle(run, keep)
-        if obstacle:
-            listing.left.append(f"{display_path(run.folder)}: {obstacle}")
-            continue
-        paths = paths_to_delete(run, keep)
-        if paths:
-            listing.deletions[run.folder.resolve()] = Deletion(run.folder, paths, run)
-    if not is_group:
-        return
-    around = list(place.glob(ASIDE))
-    if keep == "runs":
-        around = [*(place / name for name in (*SWEEP_FILES, "plots", INDEX)), *around]
-    around = [path for path in around if path.exists() and not path.is_symlink()]
-    if around:
-        listing.deletions[place.resolve()] = Deletion(place, around)
 
 
 def _print_list(word: str, texts: Sequence[str]) -> None:

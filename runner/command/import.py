@@ -7,20 +7,20 @@ from pathlib import Path
 
 from runner import config
 from runner.command import CommandLine
+from runner.command._editor_schemas import FOLDER, schema_line
 from runner.command._import_text import WIDTH, describe, quoted_words, to_file
 from runner.command._option import read_options
 from runner.command.import_options import Options
 from runner.errors import ConfigError, Fault
 from runner.importers.draft import Draft
 from runner.importers.foreign_file import read_file
-from runner.importers.translate import translate
+from runner.importers.translate import MAX_NAME_LETTERS, name_of, translate
 from runner.io.files import MENU, write_text
 from runner.io.terminal import print_visible
 from runner.launch.compose import stages
 from runner.validate.values_at_keys import is_folder_name
 
 HERE = Path("conf/experiment")
-MAX_NAME_LETTERS = 95  # with .yaml it is a file
 
 
 def main(line: CommandLine) -> int:
@@ -38,6 +38,8 @@ def main(line: CommandLine) -> int:
         target = HERE / f"{name}.yaml"
     draft = translate(reading, name, options.trainer)
     text = to_file(draft)
+    if target and (target.parent.parent / FOLDER / "experiment.json").is_file():
+        text = text.replace("\n# cost:", f"\n{schema_line(text, 'experiment')}\n# cost:", 1)
     if target and target.exists() and not options.force:
         raise ConfigError(
             Fault(
@@ -80,12 +82,6 @@ def _name_of_experiment(options: Options, file: Path) -> str:
             )
         )
     return name
-
-
-def name_of(path: Path) -> str:
-    """A name for the experiment of a file: that of the file, in letters that need no quotes."""
-    name = re.sub(r"[^A-Za-z0-9]+", "_", path.stem).strip("_").lower()
-    return name[:MAX_NAME_LETTERS] or "imported"
 
 
 def faults_of(name: str, text: str, words: list[str]) -> list[Fault]:

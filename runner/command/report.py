@@ -18,7 +18,7 @@ from runner.report.run_page import write_run_report
 from runner.report.selection import summarise
 from runner.report.sweep_page import refuse_foreign_files, write_report
 from runner.report.table import run_table, sweep_table
-from runner.run.find import is_run, resolve_word
+from runner.run.find import is_run, resolve_word, words_below
 from runner.run.record import read_run
 
 
@@ -27,7 +27,7 @@ def main(line: CommandLine) -> int:
     options = read_options(line, Options)
     root = Path(options.output_root)
     choices = _choices_of(options)
-    folders = [resolve_word(word, "report", root) for word in line.runs]
+    folders = [resolve_word(word, "report", root) for word in words_below(root, line.runs)]
     if not folders and choices:
         words = " ".join(f"{key}={value}" for key, value in choices.items())
         raise ConfigError(

@@ -9,7 +9,8 @@ HELP = (
   python -m runner trainer=dpo dataset=ultrafeedback model=qwen3_0_6b peft=lora
   python -m runner dataset=rows.jsonl model=org/name  your own rows, any model
   python -m runner -m kl_coef=0.05,0.1 seed=0,1       a sweep
-  python -m runner experiment=toy_dpo                 a checked-in experiment""",
+  python -m runner experiment=toy_dpo                 a checked-in experiment
+  python -m runner own.yaml seed=1                    your file, another tool's""",
     """\
 The same command again continues what was interrupted, and leaves alone what is
 finished. Runs are in outputs/<name>/.""",
@@ -34,5 +35,6 @@ Flags
   --cfg job         print the configuration
   --config-dir DIR  your own groups and options; without it those in conf/ here
   --debug           tracebacks
-  --version         of the runner and its libraries""",
+  --version         of the runner and its libraries
+  --shell-completion bash  a script that completes words; zsh and fish, too""",
 )

@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -23,20 +23,20 @@ from urllib.parse import quote
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from runner.command import CommandLine
-from runner.command._listing import find_names
 from runner.command._option import read_options
 from runner.command.watch_options import Options
 from runner.errors import EnvironmentFault, RunnerError, describe, taken_port
 from runner.io.files import display_path
 from runner.io.terminal import print_visible
 from runner.report.compare import find_changed_keys
+from runner.report.front_page import NameRow, describe_name, to_front_page
 from runner.report.index import read_group, stamp_of
-from runner.report.page import LIVE, fill_page
+from runner.report.page import LIVE
 from runner.report.run_page import to_run_page
 from runner.report.selection import summarise
 from runner.report.sweep_page import to_sweep_page
-from runner.run.find import find_folders, is_run, resolve_word
-from runner.run.record import read_run, read_state
+from runner.run.find import find_folders, is_run, resolve_word, words_below
+from runner.run.record import find_names, read_run, read_state
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -51,7 +51,8 @@ def main(line: CommandLine) -> int:
     """Serve the pages of what the command line names, or of all that there is, until Ctrl-C."""
     options = read_options(line, Options)
     root = Path(options.output_root)
-    folders = [resolve_word(word, "watch", root).absolute() for word in line.runs]
+    folders = [resolve_word(word, "watch", root) for word in words_below(root, line.runs)]
+    folders = [folder.absolute() for folder in folders]
     groups = [folder.parent if is_run(folder) else folder for folder in folders]
     groups = list(dict.fromkeys(groups))
     try:
@@ -105,6 +106,8 @@ class Server(ThreadingMixIn, WSGIServer):
         self.address = f"http://127.0.0.1:{self.server_port}/{self.token}/"
         self.hosts = (f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}")
         self.memory: dict[Path, Any] = {}  # of ``read_group``
+        # The row of each name on the front page, with the states of the runs that it was made of.
+        self.rows: dict[Path, tuple[object, NameRow]] = {}
         self.lock = threading.Lock()
         # The colours of runs on the page of a name, or of all.
         self.colours: defaultdict[str, dict[Path, str]] = defaultdict(dict)
@@ -176,12 +179,7 @@ class Server(ThreadingMixIn, WSGIServer):
         groups = {group.name: group for group in self.groups or self.root.glob("[!.]*")}
         has_several = len(self.groups) > 1
         if parts == ("",):
-            index = {
-                "title": "Runs",
-                "groups": find_names(groups.values()),
-                "several": has_several,
-            }
-            return Page(index, lambda etag: fill_page("index.html", {"charts": []}, etag, **index))
+            return self._front_page(groups.values(), has_several)
         *names, file = parts
         if file != "report.html" or not (names or has_several):
             raise KeyError(file)
@@ -205,6 +203,24 @@ class Server(ThreadingMixIn, WSGIServer):
             return to_sweep_page(replace(summarise(runs), colours=colours), etag)
 
         return Page(state, draw)
+
+    def _front_page(self, groups: Iterable[Path], has_several: bool) -> Page:
+        """The page of all names; a name whose runs are as before keeps its row."""
+        states: dict[Path, object] = {}
+        for group, runs in find_names(groups):
+            states[group] = [(run.folder, run.status, run.state) for run in runs]
+
+        def draw(etag: str) -> str:
+            rows = []
+            for group, state in states.items():
+                known_state, row = self.rows.get(group, (None, None))
+                if row is None or known_state != state:
+                    row = describe_name(group, read_group(group, self.memory))
+                    self.rows[group] = state, row
+                rows.append(row)
+            return to_front_page(rows, etag, several=has_several)
+
+        return Page(states, draw)
 
     def _run_page(self, folder: Path) -> Page:
         def draw(etag: str) -> str:

@@ -8,11 +8,13 @@ from runner.schema.ranges import Port
 HELP = (
     VERBS["watch"] + ": the pages of a report, which renew themselves.",
     """\
-python -m runner watch                                     every name under outputs/
+python -m runner watch                                     every name under outputs/, one in a row
 python -m runner watch outputs/<name>                      all runs of a name, side by side
 python -m runner watch outputs/<name>/<run>                one run
 python -m runner watch outputs/<name> outputs/<other>      runs of several names on one page, too
 """.rstrip(),
+    "The page of all names says of each the trainer, the model, the best score, the share of the "
+    "steps that is done, and the time left. "
     "Prints the address to open, which works on this machine alone and holds a random token: "
     "who has it reads, and nobody writes. From another machine: ssh -L 8123:127.0.0.1:8123 "
     "and port=8123. No file is written; Ctrl-C ends it.",

@@ -13,7 +13,7 @@ from runner.config.composition import (
     differences,
 )
 from runner.config.machines import rank, world_size
-from runner.config.menu import read_menu
+from runner.config.menu import read_menu, searched_folders
 from runner.config.resolution import Composed, resolve
 from runner.config.user_folder import use_folders
 
@@ -25,6 +25,7 @@ __all__ = [
     "rank",
     "read_menu",
     "resolve",
+    "searched_folders",
     "use_folders",
     "world_size",
 ]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from runner.config.dialect import Meaning, find_meanings
 from runner.config.groups import GROUPS
 from runner.config.menu import Options, takes_one
-from runner.config.override import HELD, find_place
+from runner.config.override import HELD, find_place, is_experiment_file
 from runner.errors import Fault
-from runner.io.files import HUB_NAME
+from runner.io.files import EXPERIMENT_FILES, HUB_NAME
 from runner.schema.did_you_mean import best_guess, files_beside
 from runner.schema.read import read_signature
 from runner.schema.source import public_names
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 # Keys that may hold a list of texts.
 OF_TEXTS = re.compile(r"(s|allow|without|matching|report_to)$")
 MAX_VALUES = 100  # that are read of a key where no sweep was meant
-FOREIGN = (".yaml", ".yml", ".json", ".sh")  # endings of files of another tool's configuration
 NOT_CHOSEN = "<one of them>"
 
 
@@ -49,9 +48,15 @@ def find_choice_faults(overrides: "Iterable[Override]", menu: Options) -> Iterat
             yield _node_fault(override, nodes[0], menu)
             continue
         for name in _chosen_names(override):
-            is_known = name.removesuffix(".yaml") in menu[group] or name.startswith("[")
-            if not is_known and (group, name) != ("experiment", "null"):
+            if not _is_known(group, name, menu):
                 yield option_fault(group, name, menu)
+
+
+def _is_known(group: str, name: str, menu: Options) -> bool:
+    """True for an option of the menu, and for what takes the place of one."""
+    if name.removesuffix(".yaml") in menu[group] or name.startswith("["):
+        return True
+    return group == "experiment" and (name == "null" or is_experiment_file(name))
 
 
 def _chosen_names(override: "Override") -> list[str]:
@@ -118,15 +123,14 @@ def option_fault(group: str, name: str, menu: Options) -> Fault:
                 expected=f"its folder, as there is {file}",
                 fix=f"{file.parent.name}={file.stem} --config-dir {folder}",
             )
-    if name.endswith(FOREIGN):
-        files = files_beside(Path(name), FOREIGN)
-        if files:
-            return Fault(
-                where=group,
-                found=found,
-                expected="an option; a file of another tool is imported",
-                fix=f"python -m runner import {shlex.quote(files[0])}",
-            )
+    files = _find_files_meant(name) if group == "experiment" else []
+    if files:
+        return Fault(
+            where=group,
+            found=f"there is neither an option nor a file {name!r}",
+            expected="an option, or the path of a file",
+            fix=f"experiment={shlex.quote(files[0])}",
+        )
     meanings = list(find_meanings(group, name))
     for meaning in meanings:
         if meaning.final:
@@ -142,6 +146,15 @@ def option_fault(group: str, name: str, menu: Options) -> Fault:
         expected=", ".join(menu[group]),
         fix=_meant_option(group, name, menu, meanings),
     )
+
+
+def _find_files_meant(name: str) -> list[str]:
+    """The files that may be meant by a name that is no option: with an ending, or beside it."""
+    files = [f"{name}{ending}" for ending in EXPERIMENT_FILES]
+    found = list(filter(is_experiment_file, files))
+    if name.endswith(EXPERIMENT_FILES):
+        found += files_beside(Path(name), EXPERIMENT_FILES)
+    return found
 
 
 def _meant_option(group: str, name: str, menu: Options, meanings: Sequence[Meaning]) -> str:
@@ -174,7 +187,7 @@ def _find_target(name: str) -> str:
 
     Empty if it means none.
     """
-    if name.endswith(FOREIGN):
+    if name.endswith(EXPERIMENT_FILES):
         return ""
     dotted = name.removeprefix("./").removesuffix(".py").replace("/", ".")
     is_module = name.endswith(".py") or os.path.isfile(f"{name}.py")

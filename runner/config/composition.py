@@ -11,18 +11,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from runner.config.adapter_rate import FACTOR_KEY, KEY, AdapterRate, apply_factor
 from runner.config.choice import find_choice_faults, list_fault
+from runner.config.experiment_file import read_experiment_file, stamp_files
 from runner.config.hydra_errors import as_config_errors, not_global
 from runner.config.limits import check_growth, read_yaml
 from runner.config.menu import Options, read_menu, takes_one
-from runner.config.override import dotted_key, force, parse
+from runner.config.override import dotted_key, force, is_experiment_file, parse
 from runner.config.resolution import Composed, resolve
+from runner.config.run_name import register_short_name
 from runner.config.user_folder import use_folders
-from runner.errors import ConfigError
+from runner.errors import ConfigError, Fault
 from runner.io.files import MENU, shipped
 from runner.io.temporary import temporarily
-from runner.schema.literal import to_list
-from runner.schema.text import select
+from runner.schema.literal import to_list, to_text
+from runner.schema.text import Node, select
 
 if TYPE_CHECKING:
     from hydra.core.global_hydra import GlobalHydra
@@ -45,7 +48,8 @@ def compose(
     """
     with as_config_errors():
         cfg, choices = compose_unresolved(overrides, folders)
-        composed = resolve(cfg, list(overrides), choices)
+        rate = _multiply_rate(cfg, overrides, folders)
+        composed = replace(resolve(cfg, list(overrides), choices), rate=rate)
         option = choices.get("model")
         path = str(select(composed.cfg, "model.path"))
         lines = _read_option_lines(f"model/{option}.yaml", folders)
@@ -57,9 +61,11 @@ def compose(
             return composed
 
         words = [word for word in overrides if dotted_key(word) != "model"]
-        bare_cfg, choices = compose_unresolved([*words, "model=hub"], folders)
+        words.append("model=hub")
+        bare_cfg, choices = compose_unresolved(words, folders)
         bare_cfg.model = cfg.model
-        bare = resolve(bare_cfg, list(overrides), choices)
+        rate = _multiply_rate(bare_cfg, words, folders)
+        bare = replace(resolve(bare_cfg, list(overrides), choices), rate=rate)
         lost: dict[str, None] = {}
         for key, value, _ in differences(composed.cfg, bare.cfg):
             if key != "name":
@@ -68,6 +74,38 @@ def compose(
             return composed
         note = f"{path} is not the model of model={option}: left out are its {', '.join(lost)}"
         return replace(bare, note=note)
+
+
+def _multiply_rate(
+    cfg: "DictConfig", overrides: Sequence[str], folders: Sequence[Path]
+) -> AdapterRate | None:
+    """Multiply the learning rate by the factor of the adapter, if it is that of a trainer of ours.
+
+    Any other was chosen for this run, or for the size of its model.
+    """
+    from omegaconf import OmegaConf
+
+    has_factor = OmegaConf.select(cfg, FACTOR_KEY) is not None
+    if not has_factor or KEY in map(dotted_key, overrides):
+        return None
+    menu = read_menu(folders)
+    choices = [word for word in overrides if dotted_key(word) in menu]
+    file = _find_rate_file(tuple(choices), tuple(folders), _read_stamps(folders, choices))
+    if file is None or file.parent != MENU / "trainer":
+        return None
+    return apply_factor(cfg, str(cfg.hydra.runtime.choices.get("peft")))
+
+
+@functools.lru_cache(maxsize=256)
+def _find_rate_file(
+    words: tuple[str, ...], folders: tuple[Path, ...], stamps: Stamps
+) -> Path | None:
+    """The file whose learning rate counts among those that these options compose."""
+    for layer in reversed(read_layers(words, folders)):
+        content = layer.experiment or read_yaml(layer.file) or {}
+        if not layer.package and KEY in content:
+            return layer.file
+    return None
 
 
 def _read_option_lines(name: str, folders: Sequence[Path]) -> list[str]:
@@ -112,12 +150,8 @@ def compose_unresolved(
     values = _find_values(parsed, menu)
     words = [override.input_line for override in parsed if override not in values]
     with as_config_errors():
-        # A file that was written since is composed anew.
-        stamps = []
-        for root in (*folders, MENU):
-            for file in sorted(Path(root).resolve().rglob("*.yaml")):
-                stamps.append((str(file), file.stat().st_mtime_ns))
-        composed = _compose_choices(tuple(words), tuple(folders), tuple(stamps))
+        stamps = _read_stamps(folders, words)
+        composed = _compose_choices(tuple(words), tuple(folders), stamps)
         cfg = copy.deepcopy(composed)
         for override in values:
             key = override.key_or_group
@@ -127,20 +161,34 @@ def compose_unresolved(
     if folders:
         check_growth(OmegaConf.to_container(cfg, resolve=False))
     HydraConfig.instance().set_config(cfg)
+    register_short_name()
 
     choices = dict(OmegaConf.to_container(cfg.hydra.runtime.choices))
     # Hydra reports no choice of a group that is given a list in the defaults list of a file.
     deleted = [override.key_or_group for override in parsed if override.is_delete()]
-    groups = sorted(path.name for path in MENU.iterdir() if takes_one(path.name))
+    groups = [group for group in menu if takes_one(group)]
     listed = [group for group in groups if group not in choices and group not in deleted]
     if listed:
-        files = [file for file, _ in read_layers(overrides, folders)]
+        files = [layer.file for layer in read_layers(overrides, folders)]
         faults = []
         for group in listed:
             names = [file.stem for file in files if file.parent.name == group]
             faults.append(list_fault(group, names))
         raise ConfigError(faults)
     return cfg, choices
+
+
+def _read_stamps(folders: Sequence[Path], words: Sequence[str]) -> Stamps:
+    """The YAML files that words may compose; one that was written since is composed anew."""
+    stamps = []
+    for root in (*folders, MENU):
+        for file in sorted(Path(root).resolve().rglob("*.yaml")):
+            stamps.append((str(file), file.stat().st_mtime_ns))
+    for word in words:
+        file_name = word.partition("=")[2].strip("'\"")
+        if dotted_key(word) == "experiment" and is_experiment_file(file_name):
+            stamps.extend(stamp_files(file_name).items())
+    return tuple(stamps)
 
 
 def _find_values(parsed: "Sequence[Override]", menu: Options) -> "list[Override]":
@@ -167,13 +215,23 @@ def _compose_choices(
     from hydra import compose as hydra_compose
     from omegaconf import OmegaConf
 
-    with _fresh_hydra(folders):
+    with _fresh_hydra(folders, words):
         cfg = hydra_compose("config", list(words), return_hydra_config=True)
     if not cfg.get("tracker") or "tracker" in cfg.hydra.runtime.choices:
         return cfg
     # A list of options, such as [wandb, mlflow]: Hydra would keep only the lists of the last file.
     layers = read_layers(words, folders)
-    nodes = [read_yaml(file) for file, _ in layers if file.parent.name == "tracker"]
+    nodes = [read_yaml(layer.file) for layer in layers if layer.file.parent.name == "tracker"]
+    targets = [to_text(node["_target_"]) for node in nodes if "_target_" in node]
+    if len(targets) > 1:
+        raise ConfigError(
+            Fault(
+                where="tracker",
+                found=f"{len(targets)} callbacks: {', '.join(targets)}",
+                expected="at most one with a _target_ in a list of trackers",
+                fix="tracker=<one of them>, and callback.<name>._target_=... for the other",
+            )
+        )
     for key in ("report_to", "tags"):
         joined: dict[str, None] = {}
         for node in nodes:
@@ -186,15 +244,15 @@ def _compose_choices(
 
 
 @contextlib.contextmanager
-def _fresh_hydra(folders: Sequence[Path]) -> "Iterator[GlobalHydra]":
-    """Hydra with these folders beside the menu.
+def _fresh_hydra(folders: Sequence[Path], words: Sequence[str]) -> "Iterator[GlobalHydra]":
+    """Hydra with these folders beside the menu, to compose these words.
 
     Afterwards it is again that of a sweeper or a launcher that called us.
     """
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
-    use_folders(folders)
+    use_folders(folders, set(map(dotted_key, words)))
     hydra = GlobalHydra.instance()
     with (
         temporarily(hydra, hydra=None),
@@ -225,30 +283,40 @@ def call_hydra(
     """
     from hydra import main as hydra_main
 
-    use_folders(folders)
+    use_folders(folders, set(map(dotted_key, overrides)))
     words = ["runner", *flags, *force(overrides, read_menu(folders))]
     with temporarily(sys, argv=words):
         hydra_main(version_base="1.3", config_path=str(MENU), config_name="config")(task)()
 
 
-def read_layers(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[tuple[Path, str]]:
-    """The YAML files that these overrides compose, each with its package.
+class Layer(NamedTuple):
+    """A file that is composed."""
 
-    They are in ascending order of precedence.
-    """
+    file: Path
+    package: str  # the key at which it is merged
+    experiment: Node | None = None  # what it says, if it is an experiment named by its path
+
+
+def read_layers(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[Layer]:
+    """The files that these overrides compose, in ascending order of precedence."""
     from hydra.types import RunMode
 
     words = force(overrides, read_menu(folders))
-    with as_config_errors(), _fresh_hydra(folders) as hydra:
+    with as_config_errors(), _fresh_hydra(folders, words) as hydra:
         listed = hydra.config_loader().compute_defaults_list("config", words, RunMode.RUN).defaults
     roots = [Path(folder).resolve() for folder in folders]
     roots.append(MENU)
     layers = []
+    chosen = set(map(dotted_key, words))
     for default in listed:
-        files = [root / f"{default.config_path}.yaml" for root in roots]
+        path = str(default.config_path)
+        files = [root / f"{path}.yaml" for root in roots if "/" in path or root == MENU]
         file = next(filter(Path.is_file, files), None)
-        if file:
-            layers.append((file, default.package or ""))
+        path = path.removeprefix("experiment/")
+        if is_experiment_file(path):
+            layers.append(Layer(Path(path), "", read_experiment_file(path, folders, chosen)))
+        elif file:
+            layers.append(Layer(file, default.package or ""))
     return layers
 
 

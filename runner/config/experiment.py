@@ -13,12 +13,15 @@ A new key of the top level that is not in ``run.key.VOLATILE`` must have no valu
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from runner.schema.literal import to_list
 from runner.schema.ranges import Count, Fraction, Positive, Processes, Seed, StepSize
 from runner.schema.text import Node, named
 from runner.schema.trainer_args import TrainerArgs
+from runner.schema.upstream.trackers import TRACKERS, TrackerLibrary
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,9 @@ class AdapterPart(Part):
 
     full: list[str] | None = None
     """Layers that are trained whole beside the adapter."""
+    learning_rate_factor: Positive | None = None
+    """Times the trainer's learning rate, unless a rate is typed, or a model, an experiment or a
+    file of the user's own brings one; null is once."""
 
 
 @dataclass(frozen=True)
@@ -244,10 +250,35 @@ class Tracking(Part):
 
     report_to: str | list[str] = "none"
     """The trackers by the names that transformers has for them."""
+    project: str | None = None
+    """The project there that the run belongs to."""
+    entity: str | None = None
+    """The team, workspace or owner of that project."""
+    mode: Literal["online", "offline", "disabled"] | None = None
+    """Send the figures, keep them on this machine, or record nothing."""
     environment: dict[str, str] | None = None
     """Variables that are set for them."""
     tags: list[str] | None = None
     """Tags of the run there."""
+
+    @property
+    def libraries(self) -> list[TrackerLibrary]:
+        """The trackers of transformers that are chosen."""
+        if self.report_to == "all":
+            with_library = [tracker for tracker in TRACKERS.values() if tracker.library]
+            return [tracker for tracker in with_library if find_spec(tracker.library)]
+        names = to_list(self.report_to)
+        return [tracker for name, tracker in TRACKERS.items() if name in names]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables that are set for the trackers; those of ``environment`` win."""
+        variables: dict[str, str] = {}
+        for library in self.libraries:
+            variables |= library.variables_for(self.project, self.entity, self.mode)
+        for name, value in (self.environment or {}).items():
+            variables[name] = str(value)
+        return variables
 
 
 @dataclass(frozen=True)

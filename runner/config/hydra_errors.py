@@ -83,11 +83,12 @@ def _missing_default(file: str, name: str, options: str) -> Fault:
             fix=f"={best_guess(option, plugins, *plugins)}",
         )
     if file == "config":
+        likeliest = best_guess(option, options.split(), "<one of them>")
         return Fault(
             where=group,
             found=f"there is no {name}",
             expected=f"one of {options or None}",
-            fix="=<one of them>, or mend the defaults",
+            fix=f"={likeliest}, or mend the defaults",
         )
     expected = "an existing group and option"
     if options:

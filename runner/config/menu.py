@@ -11,6 +11,8 @@ from runner.config.groups import LISTED
 from runner.io.files import MENU
 from runner.schema.text import LOADER
 
+NO_FOLDER = "none"  # in place of a folder of --config-dir
+
 Options = dict[str, list[str]]  # the names of the options of each group
 
 
@@ -39,6 +41,19 @@ def find_menu_here() -> Path | None:
         if (MENU / file.parent.name).is_dir():
             return folder
     return None
+
+
+def searched_folders(typed: Sequence[Path]) -> list[Path]:
+    """The user's folders that are searched: those of ``--config-dir``, or else the one found here.
+
+    None are, where ``none`` was typed for a folder.
+    """
+    if list(map(str, typed)) == [NO_FOLDER]:
+        return []
+    here = find_menu_here()
+    if here is not None and not typed:
+        return [here]
+    return list(typed)
 
 
 @cache

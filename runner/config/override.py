@@ -6,12 +6,15 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from glob import escape, glob
 from typing import TYPE_CHECKING, Any
 
 from runner.config.dialect import find_meanings
 from runner.config.groups import SEVERAL
 from runner.config.menu import Options
 from runner.errors import ConfigError, Fault
+from runner.io.files import EXPERIMENT_FILES
+from runner.io.filetype import ROW_ENDINGS
 from runner.io.secrets import form_of
 from runner.schema.did_you_mean import respellings, seen_letters
 from runner.schema.literal import to_text
@@ -43,7 +46,9 @@ WEIGHT_RULES = re.compile(r"weight=\[(\w+(?:,\s*\w+)*)\]")
 # Jobs of a sweep: planning one takes a millisecond, and more than these are a slip of the hand.
 MAX_JOBS = 100_000
 MAX_LETTERS = 300  # of a word that a fault repeats
-ROWS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz")  # endings of files of rows
+# Keys that may hold a run in the place of its model.
+OF_MODELS = re.compile(r"(^|(?<!dataset)[._])(path|model|reward)$")
+REFERENCES = ("${run:", "${best:")  # begin the name of a run
 
 
 def dotted_key(override: str) -> str:
@@ -131,12 +136,16 @@ def expand(words: Sequence[str], menu: Options) -> list[str]:
                 expanded.append(f"+weight@weight.{rule}={rule}")
             continue
         key, equals, value = word.partition("=")
+        if key.endswith("trainer.teacher_model") and value[:1] != "{":
+            key = f"{key}.path"
         places = [find_place(key, name, menu) for name in value.split(",")]
         options = {option for option, _ in places}
         path = ",".join(path for _, path in places)
         if len(options) == 1 and "" not in options:
-            expanded.append(f"{key}={options.pop()}")
-            expanded.append(f"{key}.path={path}")
+            option = options.pop()
+            expanded.append(f"{key}={option}")
+            inner_key = "model.path" if option == "model" else "path"  # that of reward=model
+            expanded.append(f"{key}.{inner_key}={path}")
         else:
             expanded.append(f"{key}{equals}{path}")
     return [quote_text(word) for word in latest(expanded)]
@@ -145,28 +154,43 @@ def expand(words: Sequence[str], menu: Options) -> list[str]:
 def find_place(key: str, name: str, menu: Mapping[str, Sequence[str]]) -> tuple[str, str]:
     """The option and the path for a name that is a file, a folder, a run, or a name on the hub.
 
-    The option is empty for the name of an option; the path is then that name.
+    The option is empty for the name of an option; the path is then that name. Of several runs under
+    one name the path is a reference to the best.
     """
     place = os.path.expanduser(name)
     stage, _, group = key.rpartition(".")
-    has_model = os.path.isdir(f"{place}/model")
-    is_run = has_model and os.path.isfile(f"{place}/config.yaml")
-    if is_run and re.search(r"(^|(?<!dataset)[._])(path|model)$", key):
-        name = f"{name.rstrip('/')}/model"
-    if group not in HELD or stage in menu or "." in stage:
+    if OF_MODELS.search(key):
+        if os.path.isdir(f"{place}/model") and os.path.isfile(f"{place}/config.yaml"):
+            name = f"{name.rstrip('/')}/model"
+        elif glob(f"{escape(place)}/*/config.yaml"):
+            name = f"${{best:{name.rstrip('/')}}}"
+    if group not in (*HELD, "reward") or stage in menu or "." in stage:
         return "", name
-    if name in ("", *menu.get(group, ())) or name[0] in "['\"$":
+    is_reference = group != "dataset" and name.startswith(REFERENCES)
+    is_option = name in ("", *menu.get(group, ()))
+    if not is_reference and (is_option or name[0] in "['\"$"):
         return "", name
     if group == "dataset" and (is_local(name) or os.path.exists(place)):
         return "local", name
-    if "/" in name or (group == "model" and os.path.isdir(place)):
-        return "hub", name
+    if is_reference or "/" in name or (group == "model" and os.path.isdir(place)):
+        return "model" if group == "reward" else "hub", name
     return "", name
+
+
+def is_experiment_file(name: str) -> bool:
+    """True for the path of a file that may hold an experiment, as opposed to an option's name."""
+    path = os.path.expanduser(name)
+    if not name.endswith(EXPERIMENT_FILES) or not os.path.isfile(path):
+        return False
+    if not name.endswith(".json"):
+        return True
+    with open(path, "rb") as file:  # rows may have the same ending
+        return file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
 
 
 def is_local(path: str) -> bool:
     """True for a path of this machine or of a store, as opposed to a name on the hub."""
-    if path.endswith(ROWS) or path.startswith((".", "/", "~")):
+    if path.endswith(ROW_ENDINGS) or path.startswith((".", "/", "~")):
         return True
     return "*" in path or "://" in path
 

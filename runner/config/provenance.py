@@ -11,7 +11,8 @@ from pathlib import Path
 import yaml
 
 from runner.config.batch import MADE
-from runner.config.composition import read_layers
+from runner.config.composition import Layer, read_layers
+from runner.config.experiment_file import translation_of
 from runner.config.limits import read_yaml
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key, expand, force, parse, typed_keys
@@ -152,9 +153,9 @@ def read_provenance(
     menu = read_menu(folders)
     settings: list[Setting] = []
     lines_by_word: dict[str, str] = {}  # of the stage
-    for file, package in layers:
-        settings.extend(read_settings(file, package))
-        for word, line in read_stage(file, stage) if stage else ():
+    for layer in layers:
+        settings.extend(list_settings(layer))
+        for word, line in read_stage(layer.file, stage) if stage else ():
             lines_by_word |= dict.fromkeys(expand([word], menu), line)
     # What ``force`` puts before the words only makes way for them.
     overrides = []
@@ -206,9 +207,9 @@ class TrustedKeys:
             return set()
         words = self.composed.words or self.composed.overrides
         last_files: dict[str, Path] = {}
-        for file, package in read_layers(words, self.folders):
-            for setting in read_settings(file, package):
-                last_files[setting.key] = file
+        for layer in read_layers(words, self.folders):
+            for setting in list_settings(layer):
+                last_files[setting.key] = layer.file
         untyped = [word for word in words if dotted_key(word) not in self._typed]
         for key in typed_keys(untyped):  # of a stage, or of a sweep
             last_files.pop(key, None)
@@ -262,6 +263,25 @@ def read_stage(file: Path, stage: str) -> Iterator[tuple[str, str]]:
         for word in tree.value:
             line = word.start_mark.line + 1
             yield str(word.value), f"{shown_file}:{line}"
+
+
+def list_settings(layer: Layer) -> list[Setting]:
+    """Every value that a layer sets, with its line."""
+    if layer.experiment is None:
+        return read_settings(layer.file, layer.package)
+    translation = translation_of(layer.file)
+    sources = translation.sources if translation else {}
+    places = {}
+    if translation is None:
+        places = {setting.key: setting.place for setting in read_settings(layer.file, "")}
+    settings = []
+    for key, value in flatten(layer.experiment).items():
+        if key == "defaults":
+            continue
+        text = value if isinstance(value, str) else to_text(value)
+        note = f"its {sources[key]}" if key in sources else ""
+        settings.append(Setting(key, text, places.get(key, _to_shown(layer.file)), note))
+    return settings
 
 
 def read_settings(file: Path, package: str) -> list[Setting]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.config.adapter_rate import AdapterRate
 from runner.config.batch import spread_batch
 from runner.config.experiment import Experiment
 from runner.config.groups import GROUPS, LISTED, OPTIONAL, SEVERAL
@@ -44,8 +45,12 @@ class Composed:
     command: list[str] = field(default_factory=list)
     # The values of the model's option that are left out, where another model is trained.
     note: str = ""
+    # Lines on the runs and the adapter that it begins with.
+    starts: list[str] = field(default_factory=list)
     # A line for each field that ``speed=`` has set, and for each that it has not.
     speed: list[str] = field(default_factory=list)
+    # The learning rate that the adapter has multiplied, if it has.
+    rate: AdapterRate | None = None
     # The keys of the overrides that no user typed, but the file of a sweep.
     untyped: frozenset[str] = frozenset()
 

@@ -1,24 +1,25 @@
 """The user's own folders, of modules and of configs, within limits and without power over Hydra.
 
-A folder of ``--config-dir`` can come from anybody, and Hydra makes loggers, callbacks, launchers
-and search paths while it composes, before any check of ``validate``.
+A folder of ``--config-dir``, or the file of an experiment, can come from anybody, and Hydra makes
+loggers, callbacks, launchers and search paths while it composes, before any check of ``validate``.
 """
 
 import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from runner.config.choice import list_fault
-from runner.config.limits import MAX_DEPTH, MAX_VALUES, check_size, parse_yaml
+from runner.config.experiment_file import read_experiment_file, read_mapping
+from runner.config.limits import MAX_DEPTH, MAX_VALUES
 from runner.config.menu import takes_one
+from runner.config.override import is_experiment_file
 from runner.errors import ConfigError, EnvironmentFault, Fault
-from runner.io.filetype import undecodable
 from runner.schema.literal import to_list
 from runner.schema.text import Node, short_text, walk
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 # Counted for a file beside its own values, since each file is read and merged several times.
 FILE_VALUES = 20
+OF_EXPERIMENTS = "experiment/"  # begins the name by which Hydra asks for an experiment
 # The settings of Hydra's own that a file may choose.
 CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")
 # The keys that a file may set of a sweeper: others name a function that it calls, or a database.
@@ -79,13 +81,15 @@ def add_working_folder() -> None:
         sys.path.insert(index, folder)
 
 
-def use_folders(folders: Sequence[Path]) -> None:
+def use_folders(folders: Sequence[Path], chosen: Collection[str] = ()) -> None:
     """Have Hydra search the user's own config folders before the menu.
 
-    A same-named option of theirs wins.
+    A same-named option of theirs wins. ``chosen`` are the groups of which the command line chooses
+    an option, whatever the config.yaml of a run says of them.
     """
     plugin = _plugin()
     plugin.folders = [Path(folder).resolve() for folder in folders]
+    plugin.chosen = chosen
     plugin.counts = {}
 
 
@@ -110,11 +114,9 @@ def _count_values(name: str, above: tuple[str, ...], counts: dict[str, int]) -> 
         )
     if name in counts:
         return counts[name]
-    files = [root / f"{name}.yaml" for root in _plugin().folders]
-    file = next(filter(Path.is_file, files), None)
+    file, content = _find_content(name)
     count = FILE_VALUES
     if file:
-        content = _read_keys(file)
         count += sum(1 for _ in walk(content))
         for default in _find_defaults(name, file, content):
             count += _count_values(default, (*above, name), counts)
@@ -132,36 +134,17 @@ def _count_values(name: str, above: tuple[str, ...], counts: dict[str, int]) -> 
     return count
 
 
-def _read_keys(file: Path) -> Node:
-    """The keys of a YAML file, within limits."""
-    check_size(file)
-    text = file.read_bytes()
-    try:
-        text.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        finding = undecodable(text, str(file))
-        raise ConfigError(
-            Fault(
-                where=str(file),
-                found=finding.found,
-                expected="YAML in UTF-8",
-                fix=finding.fix,
-            )
-        ) from None
-    content = parse_yaml(text, str(file))
-    if content is not None and not isinstance(content, Mapping):
-        found = "a list"
-        if not isinstance(content, list):
-            found = f"the text {str(content)[:40]!r}"
-        raise ConfigError(
-            Fault(
-                where=str(file),
-                found=found,
-                expected="keys with values",
-                fix="key: value, one per line",
-            )
-        )
-    return content or {}
+def _find_content(name: str) -> tuple[Path | None, Node]:
+    """The file of the user's that Hydra means by a name, if any, and the keys in it."""
+    plugin = _plugin()
+    path = name.removeprefix(OF_EXPERIMENTS)
+    if path != name and is_experiment_file(path):
+        return Path(path), read_experiment_file(path, plugin.folders, plugin.chosen)
+    for root in plugin.folders:
+        file = root / f"{name}.yaml"
+        if file.is_file():
+            return file, read_mapping(file)
+    return None, {}
 
 
 def _find_defaults(name: str, file: Path, content: Node) -> Iterator[str]:
@@ -220,6 +203,39 @@ def _file_list_fault(
 
 
 # --- What a file may say to Hydra -----------------------------------------------------------------
+def _experiment_source() -> Any:
+    """The plugin by which Hydra reads the file of an experiment that is named by its path."""
+    from hydra._internal.core_plugins.file_config_source import FileConfigSource
+    from hydra.plugins.config_source import ConfigResult
+    from omegaconf import OmegaConf
+
+    class ExperimentFiles(FileConfigSource):  # type: ignore[misc]
+        @staticmethod
+        def scheme() -> str:
+            return "path"
+
+        def is_group(self, config_path: str) -> bool:
+            return False
+
+        def is_config(self, config_path: str) -> bool:
+            path = config_path.removeprefix(OF_EXPERIMENTS)
+            return path != config_path and is_experiment_file(path)
+
+        def load_config(self, config_path: str) -> "ConfigResult":
+            _count_values(config_path, (), _plugin().counts)
+            file, content = _find_content(config_path)
+            loaded = ConfigResult(
+                config=OmegaConf.create(dict(content)),
+                path=self.full_path(),
+                provider=self.provider,
+                header={"package": "_global_"},
+            )
+            ConfigError.refuse(_find_hydra_faults(config_path, Path(str(file)), loaded))
+            return loaded
+
+    return ExperimentFiles
+
+
 @cache
 def _plugin() -> Any:
     """The plugin by which Hydra finds the user's folders, which are its attribute, registered."""
@@ -231,6 +247,10 @@ def _plugin() -> Any:
         @staticmethod
         def scheme() -> str:
             return "user"
+
+        def is_config(self, config_path: str) -> bool:
+            # The conf/ of another application of Hydra's has a config.yaml that is none of ours.
+            return "/" in config_path and bool(super().is_config(config_path))
 
         def load_config(self, config_path: str) -> "ConfigResult":
             name = config_path.removesuffix(".yaml")
@@ -256,13 +276,16 @@ def _plugin() -> Any:
 
     class UserFolders(SearchPathPlugin):  # type: ignore[misc]
         folders: ClassVar[list[Path]] = []
+        chosen: ClassVar[Collection[str]] = ()
         counts: ClassVar[dict[str, int]] = {}  # of values, by the name of a file
 
         def manipulate_search_path(self, search_path: "ConfigSearchPath") -> None:
+            search_path.prepend("path", "path://", anchor="main")
             for folder in reversed(self.folders):
                 search_path.prepend("user", f"user://{folder}", anchor="main")
 
     Plugins.instance().register(UserSource)
+    Plugins.instance().register(_experiment_source())
     Plugins.instance().register(UserFolders)
     return UserFolders
 

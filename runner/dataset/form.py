@@ -7,7 +7,7 @@ be meant, and rows that TRL would silently take for something else, are refused.
 
 A new form is a record here, with its new roles in Role and, where rows are read or turned in a way
 that is not there yet, a function in READERS or ARROWS. Nothing else changes: its documents are the
-table and the roles in conf/README.md and conf/dataset/hub.yaml, its tests the tables of
+table and the roles in conf/dataset/README.md and conf/dataset/hub.yaml, its tests the tables of
 tests/test_convert.py (CELLS, FORMS_FOR, fixes). A raw list, as of good answers, is spread by its
 arrows over several rows. What a reward gets as reference is one text, or None. The first role of a
 group in ``needs`` names a column that no reward can ask for, since its rows are of that form. A

@@ -57,7 +57,7 @@ class Case:
     def name(self) -> str:
         """A case as a person knows it: the name of its runs, and its label."""
         name = str(self.composed.experiment.name)
-        label = label_of(self.composed.overrides)
+        label = label_of(self.composed.overrides, name)
         return name if label == "default" else f"{name} {label}"
 
 

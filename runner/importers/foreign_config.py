@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.config.choice import FOREIGN
 from runner.config.limits import check_size, parse_yaml
 from runner.errors import ConfigError, Fault
+from runner.io.files import EXPERIMENT_FILES
 from runner.io.filetype import undecodable
 from runner.schema.did_you_mean import files_beside
 
@@ -60,7 +60,7 @@ def read_foreign_text(path: Path) -> str:
             )
         ) from None
     except OSError as error:
-        likeliest = [*files_beside(path, FOREIGN), "--help"][0]
+        likeliest = [*files_beside(path, EXPERIMENT_FILES), "--help"][0]
         raise ConfigError(
             Fault(
                 where=str(path),

@@ -4,8 +4,11 @@ The reader of each tool, in a module of its name, does what no table can say: da
 the little that follows from several keys.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from runner.config.conversion import to_words
 from runner.config.dialect import read_table
@@ -21,7 +24,28 @@ from runner.importers.llama_factory_v1 import read_llama_factory_v1
 from runner.importers.swift import read_swift
 from runner.importers.trl import read_trl
 
+MAX_NAME_LETTERS = 95  # with .yaml it is a file
+FIRST_KEYS = ("seed", "learning_rate", "kl_coef")
 VALUE_NONE = ("scale_rewards", "report_to")  # keys of which none is a value
+
+
+def name_of(path: Path) -> str:
+    """A name for the experiment of a file: that of the file, in letters that need no quotes."""
+    name = re.sub(r"[^A-Za-z0-9]+", "_", path.stem).strip("_").lower()
+    return name[:MAX_NAME_LETTERS] or "imported"
+
+
+def content_of(draft: Draft) -> dict[str, Any]:
+    """The experiment of a draft, as its file in ``conf/experiment/`` says it."""
+    defaults: list[Any] = [{f"override /{group}": name} for group, name in draft.choices.items()]
+    content: dict[str, Any] = {"defaults": [*defaults, "_self_"], "name": draft.name}
+    for key in FIRST_KEYS:
+        if key in draft.values:
+            content[key] = draft.values[key]
+    for key, node in draft.values.items():
+        if node not in ({}, {"args": {}}):
+            content[key] = node
+    return content
 
 
 def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> Draft:

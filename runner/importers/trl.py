@@ -31,9 +31,8 @@ def read_trl(draft: Draft) -> None:
         why = "fraction: theirs leaves rows out, ours repeats small parts"
         draft.no_equivalent("datasets", why, "dataset.weights")
     write_rows(draft, nodes)
-    if draft.choices.get("peft") and draft.keys.get("lora_target_modules") is None:
-        why = "theirs is peft's own choice for the model"
-        draft.no_equivalent("lora_target_modules", why, "peft.target_modules=all-linear")
+    if draft.choices.get("peft"):
+        _keep_adapter_defaults(draft)
     model_key = "reward_model_path"
     if draft.keys.get(model_key) is None:
         model_key = "reward_model_name_or_path"
@@ -41,6 +40,16 @@ def read_trl(draft: Draft) -> None:
     variables = draft.keys.get("env")
     if isinstance(variables, Mapping):
         draft.keys["env"] = ", ".join(variables)  # their values may be secrets
+
+
+def _keep_adapter_defaults(draft: Draft) -> None:
+    """Write the learning rate where theirs has the same with an adapter, and ours a multiple."""
+    rate = draft.config.parameters.get("learning_rate")
+    if rate:
+        draft.imply({"learning_rate": rate.default})
+    if draft.keys.get("lora_target_modules") is None:
+        why = "theirs is peft's own choice for the model"
+        draft.no_equivalent("lora_target_modules", why, "peft.target_modules=all-linear")
 
 
 # --- The trainer of a file without a command ------------------------------------------------------

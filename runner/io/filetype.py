@@ -15,6 +15,8 @@ SURE = 0.2
 MARGIN = 0.15
 MAX_BAD_PLACES = 100
 UNKNOWN = "<its encoding>"
+# The endings of files of rows; that of a compressed one comes last.
+ROW_ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz")
 # The compression of a file, by a suffix behind that of its content.
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstandard"}
 

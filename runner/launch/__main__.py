@@ -1,9 +1,10 @@
 """The worker as a command.
 
-    python -m runner.launch outputs/<name>/<label>-<key> [--trust] [--debug]
+    python -m runner.launch outputs/<name>/<label>-<key> [--trust] [--debug] [--store=URL]
 
 Relaunching a run is this same command. A folder can come from anybody, so what it may run is looked
-at again, unless the command line has done so or the user trusts it.
+at again, unless the command line has done so or the user trusts it. With ``--store`` the folder is
+fetched from there first, and given back while it is trained (``launch.store``).
 """
 
 import sys
@@ -15,14 +16,21 @@ from runner.config.machines import processes_here, processes_of, world_size
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError
 from runner.io.terminal import print_error
 from runner.launch.by_launcher import launch
+from runner.launch.store import train_from_store
 from runner.launch.worker import work
 from runner.run import Run, check_metadata
 from runner.validate import find_dangers, find_frozen_faults
+
+STORE = "--store="
 
 
 def main(words: Sequence[str]) -> int:
     """Run the folder that the words name and return the exit code."""
     folders = [word for word in words if not word.startswith("-")]
+    debug = "--debug" in words
+    stores = [word.removeprefix(STORE) for word in words if word.startswith(STORE)]
+    if stores and len(folders) == 1 and "--trust" in words:
+        return train_from_store(Path(folders[0]), stores[-1], debug)
     try:
         if len(folders) != 1 or not (Path(folders[0]) / "config.yaml").exists():
             raise ConfigError(
@@ -55,7 +63,6 @@ def main(words: Sequence[str]) -> int:
     except RunnerError as error:
         print_error(error)
         return error.code
-    debug = "--debug" in words
     if processes > world or "--launch" in words:
         return launch(run, debug)
     return work(folders[0], debug=debug)

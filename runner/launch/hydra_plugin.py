@@ -2,12 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.config.composition import call_hydra
 from runner.config.experiment import Experiment
+from runner.config.experiment_file import Translation, keep_translation, translations
 from runner.errors import ConfigError, Fault, RunnerError, error_of
 from runner.io.files import read_json
 from runner.io.terminal import print_error
@@ -36,6 +37,8 @@ class Job:
     tells: bool = True
     # The words of the command line: Hydra makes others of what any file says to its sweeper.
     typed: Sequence[str] = ()
+    # Files of other tools among them, which another process would have to translate anew.
+    translations: Mapping[Path, Translation] = field(default_factory=translations)
 
     def __call__(self, cfg: object) -> float | None:
         from hydra.core.hydra_config import HydraConfig
@@ -48,6 +51,8 @@ class Job:
 
     def _train(self, words: Sequence[str]) -> float | None:
         """Train the run of these words, and return its objective."""
+        for file, translation in self.translations.items():
+            keep_translation(file, translation)
         untyped = sweep_axes.untyped_keys(words, self.typed)
         runs = stages.compose_runs(words, self.folders, untyped)
         tasks = tasks_of([runs])

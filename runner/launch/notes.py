@@ -13,9 +13,15 @@ from runner.run.disk import describe_lone_locks
 def print_notes(tasks: Sequence[Task]) -> None:
     """Print, each once, the notes on runs that are not finished."""
     runs = [task.composed for task in tasks if state_of(task.folder) != "finished"]
-    titles = {run.stage: f"{run.stage}: " if run.stage else "" for run in runs}
+    stages = {task.composed.stage for task in tasks}
+    titles = {stage: f"{stage}: " if stage else "" for stage in stages}
     lines = [f"note      {titles[run.stage]}{run.note}" for run in runs if run.note]
+    begun = [task.composed for task in tasks if task.composed.rate and task.composed.rate.begun]
+    for run in [*begun, *runs]:
+        if run.rate:
+            lines.append(f"rate      {titles[run.stage]}{run.rate}")
     for run in runs:
+        lines += [f"start     {titles[run.stage]}{line}" for line in run.starts]
         lines += [f"speed     {titles[run.stage]}{line}" for line in run.speed]
     lines += [_describe_machine(run) for run in runs if run.machines > 1]
     for root in dict.fromkeys(run.experiment.root for run in runs):

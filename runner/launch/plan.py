@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.config.resolution import Composed
+from runner.config.run_name import former_names
 from runner.errors import ConfigError, Fault, FolderError
 from runner.report.number import plural
 from runner.run import Run, held
@@ -41,7 +42,10 @@ class Task:
         """The label of this run among its neighbours: its stage and its swept values."""
         words = self.composed.overrides
         swept = [word for word in words if word.lstrip("+").partition("=")[0] in axes]
-        return f"{self.composed.stage} {label_of(swept or words)}".strip()
+        label = label_of(swept)
+        if not swept:
+            label = label_of(words, str(self.composed.cfg["name"]))
+        return f"{self.composed.stage} {label}".strip()
 
 
 def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
@@ -70,6 +74,26 @@ def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
             folder_faults += _find_faults(task.folder)
     FolderError.refuse(folder_faults)
     return list(tasks.values())
+
+
+def share_name(jobs: Sequence[Sequence[Composed]]) -> None:
+    """Give the runs of a sweep over models or rows of one's own one name in place of several.
+
+    It is that of runs which are there already, or else one that calls the models ``hub`` or the
+    rows ``local``.
+    """
+    if any(len(runs) > 1 or runs[0].stage for runs in jobs):
+        return
+    folders = [folder_of(composed.cfg, composed.overrides) for (composed,) in jobs]
+    if len({folder.parent for folder in folders}) < 2:
+        return
+    first, *others = [[str(run.cfg["name"]), *former_names(run.cfg)] for (run,) in jobs]
+    common = [name for name in first if all(name in names for names in others)]
+    existing = [folder.parent.name for folder in folders if folder.is_dir()]
+    for name in [name for name in existing if name in common] or common:
+        for (composed,) in jobs:
+            composed.cfg["name"] = name
+        return
 
 
 def _doubled_job(first: Sequence[str], second: Sequence[str]) -> Fault:

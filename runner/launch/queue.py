@@ -72,6 +72,9 @@ class ClusterQueue(Protocol):
     def look(self) -> dict[str, Place]:
         """The places of all that is in the queue, by their tickets."""
 
+    def fetch(self, folders: Sequence[Path]) -> None:
+        """Bring what the machines have given back of runs, where they do not see these folders."""
+
     def cancel(self, tickets: Sequence[str]) -> None:
         """Have runs taken out of the queue."""
 
@@ -220,6 +223,7 @@ class Submission:
                 for group in sorted({folder.parent.absolute() for folder in self.open}):
                     locks.enter_context(locked_group(group))
             seen = self.queue.look()
+            self.queue.fetch([folder.absolute() for folder in self.open])
             new = [task for task in list(self.open.values()) if self._is_left(task, seen)]
             if new and not self.signals:
                 self.queue.submit(new, self.places, self._note)

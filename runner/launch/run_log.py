@@ -9,8 +9,14 @@ from typing import IO
 
 from runner.config.machines import rank
 from runner.io.files import open_own
+from runner.io.hub import CLIENTS
 from runner.io.temporary import temporarily
 from runner.io.terminal import Copied, Hiding, copied_output, is_logged, said, to_terminal
+
+
+def is_no_request(record: logging.LogRecord) -> bool:
+    """True for all but the lines of an HTTP client on each request to the hub that has worked."""
+    return record.levelno > logging.INFO or record.name.partition(".")[0] not in CLIENTS
 
 
 class LogFile(logging.StreamHandler[IO[str]]):
@@ -45,6 +51,7 @@ def logging_to(path: Path) -> Iterator[None]:
     root = logging.getLogger()
     level_before = root.level
     file = LogFile(path)
+    file.addFilter(is_no_request)
     file.setFormatter(Hiding("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handlers: list[logging.Handler] = [file]
     if not is_logged():

@@ -18,7 +18,7 @@ from runner.launch.compose.grid import compose_jobs
 from runner.launch.ends import Report, check_ranking_score, print_end
 from runner.launch.hydra_plugin import Job, start_plugin
 from runner.launch.notes import print_notes
-from runner.launch.plan import Plan, state_of, tasks_of
+from runner.launch.plan import Plan, share_name, state_of, tasks_of
 from runner.launch.pool import Pool
 from runner.launch.pool_settings import Settings, confine, idle_devices, settings_of
 from runner.launch.progress import LiveProgress, Stages
@@ -127,6 +127,8 @@ def start_sweep(
     parsed = parse(latest([*sweep.axes, *typed]))
     words = [str(word.input_line) for word in parsed if not word.is_hydra_override()]
     jobs = compose_jobs(words, folders, untyped)
+    if not sweep.plugins:  # these compose each job by itself
+        share_name(jobs)
     runs = list(chain.from_iterable(jobs))
     tasks = tasks_of(jobs)
     _refuse_several_processes("a sweep", max(run.machines for run in runs))
@@ -138,10 +140,10 @@ def start_sweep(
     print_notes(tasks)
     if dry_run:
         return _show(plan, queue)
-    ends = [folder_of(job[-1].cfg, job[-1].overrides) for job in jobs]
     if sweep.plugins:
         plugin_job = Job(folders, debug, tells=False, typed=tuple(typed))
-        return start_plugin(plugin_job, typed, lambda: ends, report)
+        return start_plugin(plugin_job, typed, partial(_find_ends, jobs), report)
+    ends = _find_ends(jobs)
     settle_hub_here(runs)
     with folder_errors(_group_of(runs[0])):
         print(idle_devices(settings, runs[0].experiment.model), end="")
@@ -157,6 +159,11 @@ def start_sweep(
     if signals:
         print("next      the same command, which continues with what is not finished")
     return _exit_code(codes, signals)
+
+
+def _find_ends(jobs: Sequence[Sequence[Composed]]) -> list[Path]:
+    """The folder of the last run of each job."""
+    return [folder_of(runs[-1].cfg, runs[-1].overrides) for runs in jobs]
 
 
 def _find_group_runs(group: Path) -> list[Path]:

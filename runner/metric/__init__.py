@@ -6,7 +6,7 @@ Here are those of plain texts, others in ``binary``, ``likelihood``, and ``refer
 A new one is a function in any module, whose arguments decide what it gets, with an option in
 ``conf/metric`` (``better: lower`` where less is better; ``config.experiment.MetricPart`` declares
 further keys), and a name in
-the table of ``conf/README.md``.
+the table of ``conf/PARTS.md``.
 """
 
 import re

@@ -4,11 +4,14 @@ The methods are those of peft; ``conf/peft`` lists them.
 """
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+import torch
 from peft import LoraConfig, PeftConfig, PeftModel, PeftType
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import TrainableTokensWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -309,6 +312,58 @@ def complete_heads(model: nn.Module) -> None:
 
 
 # --- Afterwards ---------------------------------------------------------------------------------
+
+
+def merge_adapter(model: PeftModel) -> PreTrainedModel:
+    """The base model with its adapter added to its weights.
+
+    An output layer that shares its weights with the embeddings gets its own where the adapter
+    changes either: merged into shared weights, the change of one would be a change of both; peft
+    notes in the config that they differ. Sums are in float32, whatever the weights are in: peft
+    would round what it adds before it adds it.
+    """
+    base = model.get_base_model()
+    embeddings = base.get_input_embeddings()
+    output = base.get_output_embeddings()
+    are_adapted = isinstance(embeddings, BaseTunerLayer) or isinstance(output, BaseTunerLayer)
+    if embeddings is not None and output is not None and are_adapted:
+        output = _without_adapter(output)
+        if _without_adapter(embeddings).weight is output.weight:
+            output.weight = nn.Parameter(output.weight.detach().clone())
+    for layer in base.modules():
+        inner = layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer
+        dtype = getattr(getattr(inner, "weight", None), "dtype", None)
+        if inner is not layer and dtype in (torch.bfloat16, torch.float16):
+            inner.float()
+            layer.merge(safe_merge=True)
+            inner.to(dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "All adapters are already merged")
+        return model.merge_and_unload(safe_merge=True)
+
+
+def quantise(
+    model: PreTrainedModel, quantization_config: object, device_map: object
+) -> PreTrainedModel:
+    """The same model with quantised weights, as if it were loaded from a folder."""
+    name = model.name_or_path
+    quantised: PreTrainedModel = type(model).from_pretrained(
+        None,
+        config=model.config,
+        state_dict=model.state_dict(),
+        dtype=model.dtype,
+        device_map=device_map,
+        quantization_config=quantization_config,
+    )
+    quantised.name_or_path = name
+    quantised.config._name_or_path = name
+    if hasattr(model, "generation_config"):  # a score head generates nothing
+        quantised.generation_config = model.generation_config
+    return quantised
+
+
+def _without_adapter(layer: nn.Module) -> nn.Module:
+    return layer.base_layer if isinstance(layer, BaseTunerLayer) else layer
 
 
 def write_adapter(

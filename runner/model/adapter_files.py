@@ -50,28 +50,13 @@ class LoraModule:
 # --- Its config ---------------------------------------------------------------------------------
 
 
-def find_merge_faults(folder: ModelFolder, *, quantized: bool = False) -> Iterator[Fault]:
-    """Faults of what is to be merged: no adapter, or one on rounded weights."""
-    if folder.adapter is None:
-        yield Fault(
-            where="model.merge",
-            found=f"true, but {folder.source} is not an adapter",
-            expected="an adapter",
-            fix="=false",
-        )
-    if quantized:
-        yield Fault(
-            where="model.merge",
-            found="true, but merging into quantised weights would round the adapter away",
-            expected="weights in full precision",
-            fix="quant=none",
-        )
-
-
-def find_adapter_faults(folder: ModelFolder, head: str, *, is_safe: bool) -> Iterator[Fault]:
+def find_adapter_faults(
+    folder: ModelFolder, head: str, *, is_safe: bool, merges: bool = False
+) -> Iterator[Fault]:
     """Faults of the config of an adapter for a head.
 
-    ``is_safe`` says that its weights are in safetensors, or need not be.
+    ``is_safe`` says that its weights are in safetensors, or need not be. One of a language model
+    can be merged below any head.
     """
     if not is_safe:
         yield Fault(
@@ -84,7 +69,8 @@ def find_adapter_faults(folder: ModelFolder, head: str, *, is_safe: bool) -> Ite
     kind = "LoraConfig" if config.get("peft_type") == "LORA" else "PeftConfig"
     yield from find_value_faults(folder, "adapter_config.json", f"peft.{kind}")
     task = config.get("task_type")
-    if task != TASKS.get(head, task):
+    is_merged_below = merges and task == TASKS["lm"]
+    if task != TASKS.get(head, task) and not is_merged_below:
         yield Fault(
             where=folder.where,
             found=f"{folder.source} is an adapter for {task}",

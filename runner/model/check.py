@@ -13,7 +13,6 @@ from runner.errors import ConfigError, Fault
 from runner.model.adapter_files import (
     find_adapter_faults,
     find_adapter_weight_faults,
-    find_merge_faults,
 )
 from runner.model.architecture import (
     config_target,
@@ -54,8 +53,6 @@ def find_model_faults(
         if folder is None:
             return []
         folder = replace(folder, overrides=node.get("config") or {})
-        if node.get("merge"):
-            faults += find_merge_faults(folder)
         if folder.adapter is None:
             faults += _find_whole_model_faults(folder, node, head)
             if not faults:
@@ -63,13 +60,14 @@ def find_model_faults(
                 faults += find_tuning_faults(folder, peft)
             return faults
         is_safe = folder.has(ADAPTER) or not node.get("safetensors_only", True)
-        faults += find_adapter_faults(folder, head, is_safe=is_safe)
+        merges = bool(node.get("merge"))
+        faults += find_adapter_faults(folder, head, is_safe=is_safe, merges=merges)
         if not faults:
             faults += find_adapter_weight_faults(folder)
         target = str(peft.get("_target_")) if isinstance(peft, Mapping) else ""
         # Some settings freeze a part of the model instead.
         adds_adapter = bool(peft) and not target.startswith("runner.model.freeze.")
-        if adds_adapter and not node.get("merge"):
+        if adds_adapter and not merges:
             faults.append(second_adapter())
     except ConfigError as error:
         return faults + error.faults

@@ -38,8 +38,8 @@ class EncodedRow:
         return max(map(len, self.texts), default=0)
 
 
-def shared_length(first: Iterable[int], second: Iterable[int]) -> int:
-    """The number of ids with which both begin."""
+def shared_length(first: Iterable[object], second: Iterable[object]) -> int:
+    """The number of ids, or of letters, with which both begin."""
     length = 0
     for one_id, other_id in zip(first, second, strict=False):
         if one_id != other_id:

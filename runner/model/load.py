@@ -21,12 +21,12 @@ from transformers.utils import has_file
 from runner.errors import ConfigError, Fault, check_library, describe
 from runner.io.files import JsonObject
 from runner.model import faults
+from runner.model.adapter import merge_adapter, quantise
 from runner.model.adapter_files import (
     fault_of_extra,
     fault_of_lacking,
     find_adapter_faults,
     find_adapter_weight_faults,
-    find_merge_faults,
 )
 from runner.model.architecture import find_unknown_keys, modality_of
 from runner.model.chat import set_template, turn_end
@@ -239,29 +239,31 @@ def load_model(
     Full fine-tuning wants float32 weights: of bfloat16 ones, 20 steps of DPO at a learning rate of
     1e-6 moved 2 %, the other updates being rounded away. A path with an adapter gives its base with
     the adapter on it, ready to be trained further, or with ``merge`` a whole model, for a new
-    adapter or none. ``config`` holds keys of its config to be set otherwise. ``seed`` draws the
-    weights of a new score head, and of the rows of tokens that are new to the tokenizer.
+    adapter or none; it is quantised after that. ``config`` holds keys of its config to be set
+    otherwise. ``seed`` draws the weights of a new score head, and of the rows of tokens that are
+    new to the tokenizer.
     """
     check_quantization(quantization_config)
     folder = replace(fetch(path, "model", revision), overrides=config or {})
-    if merge:
-        ConfigError.refuse(find_merge_faults(folder, quantized=bool(quantization_config)))
+    merges = merge and folder.adapter is not None
     arguments = {
         "dtype": dtype if dtype == "auto" else getattr(torch, dtype),
         "attn_implementation": attention,
         "device_map": device_map,
         "trust_remote_code": trust_remote_code,
-        "quantization_config": quantization_config,
+        "quantization_config": None if merges else quantization_config,
         "use_safetensors": True if safetensors_only else None,
     }
     vocabulary = _vocabulary_of(tokenizer)
     if folder.adapter is None:
         model = _load_whole(folder, head, seed, vocabulary, arguments)
     else:
-        model = _load_adapter(folder, head, seed, vocabulary, arguments)
-    if merge:
-        model = model.merge_and_unload().requires_grad_(True)
+        model = _load_adapter(folder, head, seed, vocabulary, arguments, merges=merges)
     _check_finite(model, folder)
+    if merges:
+        model = merge_adapter(model).requires_grad_(True)
+        if quantization_config:
+            model = quantise(model, quantization_config, device_map)
     text_config = model.config.get_text_config()
     padding = text_config.pad_token_id
     adopt_tokens(model, tokenizer)
@@ -411,15 +413,24 @@ def _read_overridden_config(
 
 
 def _load_adapter(
-    folder: ModelFolder, head: str, seed: int, vocabulary: Vocabulary, arguments: Node
+    folder: ModelFolder,
+    head: str,
+    seed: int,
+    vocabulary: Vocabulary,
+    arguments: Node,
+    *,
+    merges: bool,
 ) -> PeftModel:
-    """The base of an adapter with the adapter on it, of which no weight is missing or left over."""
+    """The base of an adapter with the adapter on it, of which no weight is missing or left over.
+
+    One that is merged may be of a language model where the head gives scores: it is in the layers.
+    """
     with translate_model_errors(folder.source, folder.revision):
         is_safe = not arguments["use_safetensors"] or has_file(
             folder.source, ADAPTER, revision=folder.revision
         )
         adapter = PeftConfig.from_pretrained(str(folder.path))
-    adapter_faults = list(find_adapter_faults(folder, head, is_safe=is_safe))
+    adapter_faults = list(find_adapter_faults(folder, head, is_safe=is_safe, merges=merges))
     if adapter.is_prompt_learning:
         adapter_faults.append(
             Fault(
@@ -441,8 +452,10 @@ def _load_adapter(
     revision = folder.revision
     with translate_model_errors(folder.source, revision), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Found missing adapter keys")  # which are an error below
+        if merges and head == "score":
+            adapter.task_type = None  # peft would look for the methods of a language model
         adapted = PeftModel.from_pretrained(
-            model, folder.source, is_trainable=True, revision=revision
+            model, folder.source, is_trainable=True, config=adapter, revision=revision
         )
         # Once more, because only this tells which weights there are none of, and which fit nothing.
         report = adapted.load_adapter(
@@ -513,22 +526,6 @@ def adopt_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
             mark,
             tokenizer.eos_token,
         )
-
-
-def hold_places(model: PreTrainedModel | PeftModel) -> None:
-    """Give each weight on ``meta`` one zero that stands for all of its numbers.
-
-    The process that has read the weights hands them out later.
-
-    accelerate knows the weights of an optimizer by their addresses, which those on ``meta`` do not
-    have.
-    """
-    for module in model.modules():
-        for name, weight in list(module.named_parameters(recurse=False)):
-            if weight.is_meta:
-                zeros = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
-                setattr(module, name, torch.nn.Parameter(zeros, weight.requires_grad))
-    model.tie_weights()
 
 
 def new_model(

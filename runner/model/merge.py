@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from runner.errors import ConfigError, Fault, SickRun
+from runner.model.adapter import merge_adapter
 from runner.model.encoding import processor_of
 from runner.model.load import auto_class, load_model, load_tokenizer, read_adapter, read_config
 from runner.schema.literal import number
@@ -68,7 +68,7 @@ def write_plain(
     largest = trained.abs().max().item()
     merged = None
     if isinstance(model, PeftModel):
-        model = merge(model)
+        model = merge_adapter(model)
         merged = _distance(trained, model, probe)
         _check_same(source, merged, largest)
     torch_dtype = getattr(torch, dtype)
@@ -104,28 +104,6 @@ def _load_written(folder: Path, head: str, dtype: torch.dtype, trust: bool) -> P
             )
         )
     return model.eval()
-
-
-def merge(model: PeftModel) -> PreTrainedModel:
-    """The base model with its adapter added to its weights.
-
-    An output layer that shares its weights with the embeddings gets its own where the adapter
-    changes either: merged into shared weights, the change of one would be a change of both; peft
-    notes in the config that they differ.
-    """
-    base = model.get_base_model()
-    embeddings = base.get_input_embeddings()
-    output = base.get_output_embeddings()
-    are_adapted = isinstance(embeddings, BaseTunerLayer) or isinstance(output, BaseTunerLayer)
-    if embeddings is not None and output is not None and are_adapted:
-        output = _without_adapter(output)
-        if _without_adapter(embeddings).weight is output.weight:
-            output.weight = nn.Parameter(output.weight.detach().clone())
-    return model.merge_and_unload(safe_merge=True)
-
-
-def _without_adapter(layer: nn.Module) -> nn.Module:
-    return layer.base_layer if isinstance(layer, BaseTunerLayer) else layer
 
 
 def _logits(model: nn.Module, probe: Tensor) -> Tensor:

@@ -45,9 +45,11 @@ class PPOConfig(TrainingArguments):
     stop_token_id: Natural | None = None  # a further token that ends a completion
     # Subtracted from the score of a completion that was cut off (Huang et al. 2024).
     missing_eos_penalty: NotNegative | None = None
+    # The sampler: vLLM, or one of the runner's own, of which auto takes the fastest that fits.
     rollout_engine: Literal["auto", "loop", "graph", "generate", "vllm"] = "auto"
+    # colocate: vLLM in this process, on the card of the training. server: one that was started.
     vllm_mode: Literal["colocate", "server"] = "colocate"
-    vllm_server_base_url: str = "http://localhost:8000"
+    vllm_server_base_url: str = "http://localhost:8000"  # of the server
     # Seconds until the server is up, and without a sign of life of it.
     vllm_server_timeout: Positive = 240.0
     # The way of new weights to the server. auto: nccl between cards, else as files in a folder of
@@ -55,8 +57,8 @@ class PPOConfig(TrainingArguments):
     vllm_weight_transfer: Literal["auto", "nccl", "folder"] = "auto"
     # The next four are of a colocated vLLM.
     vllm_gpu_memory_utilization: float = 0.3  # share of a card
-    vllm_max_model_length: Count | None = None
-    vllm_tensor_parallel_size: Count = 1
+    vllm_max_model_length: Count | None = None  # tokens of prompt and completion; None: the model's
+    vllm_tensor_parallel_size: Count = 1  # cards that share the model
     vllm_enable_sleep_mode: bool = False  # frees the card for the update
     # Bound on the weight of a token's loss, which is the ratio of the policy's probability to
     # vLLM's. None: losses are not weighted.
@@ -90,7 +92,7 @@ class PPOConfig(TrainingArguments):
     dual_clip: MoreThanOne | None = None
     cliprange_value: Positive = 0.2  # of a value's step in one update
     vf_coef: NotNegative = 0.1  # weight of the value loss
-    gamma: Fraction = 1.0
+    gamma: Fraction = 1.0  # discount of later rewards
     lam: Fraction = 0.95  # Schulman et al. 2016
     # The unit of equal weight in the loss: every token, or every completion.
     loss_average: Literal["token", "sequence"] = "token"

@@ -7,20 +7,20 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from runner.config.machines import processes_of
+from runner.report.number import format_typed
 from runner.run.history import is_finite
-from runner.run.key import VOLATILE
-from runner.schema.text import Config, flatten, select
+from runner.run.key import VOLATILE, drop_factor
+from runner.schema.text import Config, flatten, select, short_key
 
 # Keys at the top of a config from which keys of its groups take their values.
 TOP_KEYS = ("learning_rate", "kl_coef", "seed")
 SKIPPED = (VOLATILE - {*TOP_KEYS}) | {"launcher", "stages", "objective"}
 MISSING = "—"
 UNREAD = "?"  # the value of a run whose config could not be read
-MIN_LETTERS = 6  # of a shortened key: ``path`` and ``r`` alone say too little
 
 Leaves = dict[str, Hashable]  # the values of a config by their dotted keys
 Columns = dict[str, tuple[Hashable, ...]]  # the values of each key, one for each config
@@ -34,6 +34,7 @@ class Axis:
     name: str  # the shortest ending of the key that says enough
     column: tuple[Hashable, ...]  # the value of each run, MISSING or UNREAD where it has none
     also: tuple[str, ...] = ()  # keys with the same values, or whose values follow from this one
+    typed: Mapping[Hashable, str] = field(default_factory=dict)  # numbers as they were typed
 
     @cached_property
     def usual(self) -> Hashable:
@@ -55,6 +56,10 @@ class Axis:
         are_few = len(exceptions) <= max(1, len(self.column) // 4)
         are_distinct = len(exceptions) == len(set(exceptions.values()))
         return exceptions if are_few and are_distinct else {}
+
+    def text_of(self, value: Hashable) -> str:
+        """A value of this key as it is shown."""
+        return format_typed(value, self.typed.get(value))
 
     @cached_property
     def levels(self) -> list[Hashable]:
@@ -104,7 +109,7 @@ def axes_of(
         values: list[Hashable] = [UNREAD] * len(configs)
         for index, value in zip(readable, axis_columns[key], strict=True):
             values[index] = value
-        name = _short_name(key, list(axis_columns))
+        name = short_key(key, list(axis_columns))
         also = tuple(followers[key])
         axes.append(Axis(key, name, tuple(values), also))
     return axes
@@ -116,6 +121,7 @@ def comparable_part(cfg: Config) -> Config:
     It has only the number of processes of the launcher, because that changes the batch.
     """
     part = {key: node for key, node in cfg.items() if key not in SKIPPED}
+    drop_factor(part)
     if cfg.get("launcher"):
         part["launcher"] = {"num_processes": processes_of(cfg)}
     return part
@@ -232,21 +238,3 @@ def _hashable(value: object) -> Hashable:
     if isinstance(value, list | Mapping):
         return json.dumps(value, ensure_ascii=False)
     return value
-
-
-def _short_name(key: str, keys: Sequence[str]) -> str:
-    """The shortest ending of a dotted key that says enough and that no other key has.
-
-    >>> keys = ["trainer.args.max_steps", "dataset.path", "peft.r"]
-    >>> [_short_name(key, keys) for key in keys]
-    ['max_steps', 'dataset.path', 'peft.r']
-    """
-    rivals = [f".{rival}" for rival in keys if rival != key]
-    parts = key.split(".")
-    ending = parts.pop()
-    while parts:
-        is_shared = any(rival.endswith(f".{ending}") for rival in rivals)
-        if len(ending) >= MIN_LETTERS and not is_shared:
-            return ending
-        ending = f"{parts.pop()}.{ending}"
-    return key

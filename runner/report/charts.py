@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from runner.report.drawing import LOOKS, Curve, file_name, thinned
+from runner.report.score import is_share
 from runner.run.history import curve
 from runner.run.record import RunRecord
 
@@ -26,7 +27,7 @@ class ChartData(TypedDict, total=False):
     """The object that ``page.js`` reads, made by :func:`to_chart_data`."""
 
     labels: list[list[object]]  # [text, colour, clocks]
-    charts: list[list[object]]  # [file name, title, curves]
+    charts: list[list[object]]  # [file name, title, curves, whether they show a share]
     steps: list[tuple[float, ...]]
     looks: dict[str, list[object]]  # [glyph, dashes] by the colour
 
@@ -80,7 +81,8 @@ def to_chart_data(labels: Sequence[Label], charts: Mapping[str, Sequence[ChartCu
             has_band = any(points.deviations)
             deviations = _to_numbers(points.deviations) if has_band else False
             rows.append([chart_curve.label, chart_curve.is_dashed, index, values, deviations])
-        data["charts"].append([file_name(title), title, rows])
+        largest = max((max(row.points.values) for row in curves), default=0)
+        data["charts"].append([file_name(title), title, rows, is_share(title) and largest <= 1])
     data["steps"] = list(steps)
     data["looks"] = {}
     for colour, look in LOOKS.items():

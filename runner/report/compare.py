@@ -12,8 +12,8 @@ from runner.config.composition import compose, differences
 from runner.config.resolution import NO_VALUE
 from runner.errors import ConfigError, RunnerError
 from runner.report.axis import MISSING, TOP_KEYS, comparable_part
-from runner.report.facts import DIGEST_LETTERS, facts_of, split_command, words_of
-from runner.report.number import format_difference, format_value
+from runner.report.facts import DIGEST_LETTERS, facts_of, split_command, typed_numbers, words_of
+from runner.report.number import format_difference, format_typed, format_value
 from runner.report.score import informative
 from runner.run.history import MACHINE, is_finite
 from runner.run.record import RunRecord
@@ -200,11 +200,15 @@ def find_changed_keys(run: RunRecord) -> list[ChangedKey] | None:
             baseline = compose(chosen, folders).cfg
     except RunnerError:
         return None
+    typed = typed_numbers(run)
     for row in config_rows(run.cfg, baseline):
         # Keys of groups that take their value from a top key go without saying.
         top_keys = [key for key in row.keys if key in TOP_KEYS]
         for key in top_keys or row.keys:
-            changed.append(ChangedKey(key, row.ours, row.theirs))
+            ours = row.ours
+            if key in typed:
+                ours = format_typed(select(run.cfg, key), typed[key])
+            changed.append(ChangedKey(key, ours, row.theirs))
     return changed
 
 

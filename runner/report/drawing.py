@@ -9,7 +9,7 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from runner.io.files import write_bytes
-from runner.report.number import format_value, short
+from runner.report.number import short
 from runner.schema.literal import number
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ STYLE: dict[str, Any] = {
 MAX_POINTS = 300  # of a curve; a longer one is averaged, which also keeps a page small
 MAX_TICKS = 24  # values that are written on an axis
 MAX_TICK_LETTERS = 18
+MAX_SHARE = 2  # above it lies a percentage, and below it a deviation may still lie
+MAX_TITLE_LETTERS = 56
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,11 @@ def _style() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def new_axes(ylabel: str, xlabel: str = "step", title: str = "") -> Iterator[Axes]:
-    """The axes of a new figure to draw on; labels and limits are set at the end of the context."""
+def new_axes(ylabel: str, xlabel: str = "step", *, share: bool = False) -> Iterator[Axes]:
+    """The axes of a new figure to draw on; labels and limits are set at the end of the context.
+
+    A ``share`` is drawn from 0 to 1, where no small change looks large.
+    """
     with _style():
         from matplotlib.figure import Figure
 
@@ -140,9 +145,11 @@ def new_axes(ylabel: str, xlabel: str = "step", title: str = "") -> Iterator[Axe
         if xlabel == "step":
             axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         yield axes
-        axes.set(xlabel=axes.get_xlabel() or xlabel, ylabel=ylabel, title=title)
+        axes.set(xlabel=axes.get_xlabel() or xlabel, ylabel=ylabel)
         low, high = axes.get_ylim()
-        if high - low < 1e-4 * abs(high):  # values that read as the same number
+        if share and high < MAX_SHARE:
+            axes.set_ylim(-0.03, 1.03)  # with room for the marks of 0 and 1
+        elif high - low < 1e-4 * abs(high):  # values that read as the same number
             axes.set_ylim(low - 0.01 * abs(low), high + 0.01 * abs(high))
         axes.spines[["top", "right"]].set_visible(False)
 
@@ -155,16 +162,17 @@ def draw_curve(
     *,
     offset: float = 0,
     hollow: bool = False,
+    held_out: bool = False,
 ) -> None:
     """Draw a curve with its band: as a line, or as points where it has few steps.
 
     Points are moved to the right by ``offset`` points of print, so that those of several curves do
-    not hide each other. Hollow curves are of held-out rows and dashed; two steps, before and after
-    training, are enough for their line.
+    not hide each other. Of held-out rows, two steps, before and after training, are enough for a
+    line. Where it is drawn beside that of the training, it is hollow and dashed.
     """
     look = LOOKS.get(colour, PLAIN_LOOK)
     face = "none" if hollow else colour
-    min_steps = 2 if hollow else 3  # of a line
+    min_steps = 2 if hollow or held_out else 3  # of a line
     steps = curve.steps
     values = curve.values
     deviations = curve.deviations or [0.0] * len(steps)
@@ -199,11 +207,11 @@ def draw_curve(
         axes.fill_between(steps, low, high, color=colour, alpha=0.16, linewidth=0)
 
 
-def set_ticks(axes: Axes, side: str, levels: Sequence[Hashable]) -> None:
+def set_ticks(axes: Axes, side: str, levels: Sequence[str]) -> None:
     """Write the levels of an axis at 0, 1, 2 ... along a ``side``, which is x or y."""
     stride = max(1, ceil(len(levels) / MAX_TICKS))
     places = range(0, len(levels), stride)
-    texts = [short(format_value(levels[place]), MAX_TICK_LETTERS) for place in places]
+    texts = [short(levels[place], MAX_TICK_LETTERS) for place in places]
     if side == "y":
         axes.set_yticks(places, texts)
     elif sum(map(len, texts)) > 50:
@@ -260,17 +268,23 @@ def _rounded_places(tag: re.Match[str]) -> str:
     return re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0])
 
 
-def write_png(picture: Picture, folder: Path, *, has_numbers: bool = False) -> Path:
+def write_png(
+    picture: Picture, folder: Path, title: str = "", *, has_numbers: bool = False
+) -> Path:
     """Write the figure as ``<name>.png`` into a folder, whole or not at all; returns the file.
 
-    Where both axes have numbers, the margins are fixed: matplotlib would draw everything three
-    times to measure them.
+    The ``title`` says which runs it shows, since the file may lie anywhere. Where both axes have
+    numbers, the margins are fixed: matplotlib would draw everything three times to measure them.
     """
     path = folder / f"{picture.name}.png"
     figure = picture.figure
     file = io.BytesIO()
     with _style():
         _add_legend(picture)
+        if title:
+            if len(title) > MAX_TITLE_LETTERS:
+                title = f"{title[: MAX_TITLE_LETTERS - 1]}…"
+            figure.axes[0].set_title(title, loc="left", fontsize=8.5)
         if has_numbers:
             height = figure.get_figheight()
             figure.set_layout_engine(None)

@@ -22,6 +22,7 @@ from runner.io.secrets import hidden
 from runner.report.number import format_value
 from runner.run.history import plain_text
 from runner.run.record import RunRecord
+from runner.schema.literal import CONSTANT
 from runner.schema.text import Config, flatten, select
 
 FOLDER_FLAGS = ("--config-dir", "-cd")
@@ -95,6 +96,16 @@ def choices_of(run: RunRecord) -> dict[str, str]:
         if sign and is_group:
             choices[key] = option
     return choices
+
+
+def typed_numbers(run: RunRecord) -> dict[str, str]:
+    """The numbers that were typed for a run as they were typed, such as ``1e-4``, by their keys."""
+    texts = {}
+    for word in run.manifest.get("command") or ():
+        key, _, text = str(word).lstrip("+").partition("=")
+        if CONSTANT.fullmatch(text) and text[-1].isdigit():
+            texts[key] = text
+    return texts
 
 
 def first_rows(cfg: Config) -> list[list[tuple[str, str]]]:

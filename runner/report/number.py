@@ -54,6 +54,17 @@ def format_value(value: object) -> str:
     return to_text(value)
 
 
+def format_typed(value: object, typed: str | None) -> str:
+    """A value as a table shows it: a number as it was typed, where that is known.
+
+    >>> format_typed(0.0001, "1e-4"), format_typed(0.0001, "2e-4"), format_typed("1e-4", None)
+    ('1e-4', '0.0001', '1e-4')
+    """
+    if typed and isinstance(value, int | float) and float(typed) == value:
+        return typed
+    return format_value(value)
+
+
 def short(text: str, width: int) -> str:
     """A text of at most ``width`` characters, cut in its middle, where names differ least."""
     text = to_visible(text)

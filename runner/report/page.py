@@ -18,7 +18,7 @@ from runner.io.visible import to_visible
 from runner.report.charts import ChartData
 from runner.report.drawing import GREY, LOOKS, PLAIN_LOOK
 from runner.report.facts import command_of
-from runner.report.number import format_spread
+from runner.report.number import format_duration, format_spread
 from runner.report.render import TEMPLATE, fill_template
 from runner.report.sweep import count_states
 from runner.report.tokens import Sheet, to_blocks, to_mark
@@ -27,6 +27,7 @@ from runner.report.tokens import Sheet, to_blocks, to_mark
 GLOBALS = {
     "command_of": command_of,
     "count_states": count_states,
+    "format_duration": format_duration,
     "format_spread": format_spread,
     "glyphs": {colour: look.glyph for colour, look in LOOKS.items()} | {GREY: PLAIN_LOOK.glyph},
     "grey": GREY,

@@ -18,6 +18,7 @@ from runner.report.drawing import (
     write_png,
 )
 from runner.report.ranking import SweepObjective, headline_of
+from runner.report.score import HELD_OUT, is_share
 from runner.run.history import curve
 from runner.run.record import RunRecord
 
@@ -41,7 +42,6 @@ PICTURES: dict[str, Sequence[str]] = {
     "learning_rate": ["learning_rate"],
     "grad_norm": ["grad_norm"],
 }
-HELD_OUT = "eval_"
 
 Lines = Sequence[Mapping[str, Any]]  # of a log
 
@@ -62,22 +62,20 @@ class MetricCurve:
 
 def write_plots(run: RunRecord) -> list[Path]:
     """Write a PNG for each kind of metric that the run logged; returns their paths."""
-    title = run.folder.parent.name
+    title = f"{run.folder.parent.name}/{run.folder.name}"
     paths = []
-    for picture in run_pictures(run.lines, headline_of(run), title=title):
-        paths.append(write_png(picture, run.folder / "plots", has_numbers=True))
+    for picture in run_pictures(run.lines, headline_of(run)):
+        paths.append(write_png(picture, run.folder / "plots", title, has_numbers=True))
     return paths
 
 
-def run_pictures(
-    lines: Lines, headline: SweepObjective | None = None, title: str = ""
-) -> Iterator[Picture]:
+def run_pictures(lines: Lines, headline: SweepObjective | None = None) -> Iterator[Picture]:
     """A picture for each kind of metric, that of the headline first."""
     for name, curves in curves_by_picture(lines, PICTURES, headline).items():
         caption = name
         if name in PICTURES:
             caption = name.replace("_", " ")
-        with new_axes(caption, title=title) as axes:
+        with new_axes(caption, share=is_share(name)) as axes:
             for metric_curve in reversed(curves):
                 points = thinned(metric_curve.points)
                 draw_curve(

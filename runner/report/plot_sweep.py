@@ -33,6 +33,7 @@ from runner.report.drawing import (
 )
 from runner.report.number import format_spread, plural, sample_sd, short
 from runner.report.ranking import SweepObjective
+from runner.report.score import HELD_OUT, is_share
 from runner.report.sweep import Summary, SweepSetting
 from runner.run.history import curve, is_finite
 from runner.run.record import RunRecord
@@ -61,6 +62,7 @@ CURVES = [
 # Distances from the start model, each with the reward that a policy trades it for.
 TRADES = {"objective/kl": "objective/scores", "kl": "reward"}
 CURVE_PREFIX = "curve-"  # of the name of a picture that a chart replaces
+HEAT_PREFIX = "heat-"  # of that of a heat map
 DARK_INK = "#101010"
 LIGHT_INK = "#ffffff"
 MAX_AXES = 6  # keys over which the objective is drawn
@@ -212,7 +214,7 @@ def _axis_picture(
                 line_places.append(place)
                 line_means.append(fmean(means))
         axes.plot(line_places, line_means, "-", color=INK, alpha=0.45, linewidth=1.1, zorder=0)
-        set_ticks(axes, "x", axis.levels)
+        set_ticks(axes, "x", [axis.text_of(level) for level in axis.levels])
         axes.set_xlim(-0.5, len(axis.levels) - 0.5)
         axes.grid(axis="y")
     caption = f"{name} over {axis.name}; the line joins the means, "
@@ -244,13 +246,13 @@ def _heat_picture(summary: Summary, objective: SweepObjective, across: Axis, up:
                     is_dark = (mesh.norm(mean) < 0.5) == objective.maximise
                     ink = LIGHT_INK if is_dark else DARK_INK
                 axes.text(x, y, text, ha="center", va="center", color=ink, fontsize=8.5)
-        set_ticks(axes, "x", across.levels)
-        set_ticks(axes, "y", up.levels)
+        set_ticks(axes, "x", [across.text_of(level) for level in across.levels])
+        set_ticks(axes, "y", [up.text_of(level) for level in up.levels])
         axes.tick_params(length=0)
     caption = f"{objective.name}: mean and standard deviation of the runs in each cell"
     if len(summary.axes) > 2:
         caption += ", over all other keys"
-    name = f"heat-{file_name(across.name)}-{file_name(up.name)}"
+    name = f"{HEAT_PREFIX}{file_name(across.name)}-{file_name(up.name)}"
     return Picture(name, f"{caption}; {objective.direction}", axes.figure)
 
 
@@ -322,12 +324,13 @@ def _curve_picture(settings: Sequence[StyledSetting], name: str) -> Picture:
     limit = max(end for end in ends if end <= 2 * median_end)
     beyond = [end for end in ends if end > limit]
     centre = (min(len(bands), len(COLOURS)) - 1) / 2
-    with new_axes(name) as axes:
+    with new_axes(name, share=is_share(name)) as axes:
         for place, (styled, points) in enumerate(bands):
             points = _cut(thinned(points, MAX_POINTS_BESIDE), limit)
             # Those in colours of the palette are centred; the others follow to their right.
             offset = 7 * (place - centre)
-            draw_curve(axes, points, styled.colour, styled.label, offset=offset)
+            held_out = name.startswith(HELD_OUT)
+            draw_curve(axes, points, styled.colour, styled.label, offset=offset, held_out=held_out)
         axes.grid()
         if beyond:
             start = min(points.steps[0] for _, points in bands)

@@ -19,6 +19,8 @@ LOW = re.compile(
     r"(^|[_/])(loss|cross_entropy|perplexity|ppl|kl|nll|error|wer|cer|repetition|toxicity)($|[_/])"
 )
 HIGH = re.compile(r"(^|[_/])(scores|reward|margins|accuracy|accuracies|rewards/.+/mean)$")
+HELD_OUT = "eval_"  # begins the name of a figure of held-out rows
+SHARE = re.compile(r"(^|[_/])(accuracy|accuracies|exact|auc|f1|win_rate)$")
 # The mean or extreme outputs of a reward model, and rewards that a policy computes from its own
 # probabilities: neither more nor less of these is better.
 NO_SCORE = re.compile(r"(^|_)(min|max|mean|implicit)_reward$")
@@ -59,6 +61,11 @@ class ScoreChange:
 def is_held_out(name: str, figure: str) -> bool:
     """True for a name of a figure on held-out rows: ``eval_``, perhaps the set, and the figure."""
     return bool(re.fullmatch(rf"eval_(.+_)?{re.escape(figure)}", name))
+
+
+def is_share(name: str) -> bool:
+    """True for a figure that lies between 0 and 1 by its nature, as the share of right answers."""
+    return bool(SHARE.search(name))
 
 
 def score_names(runs: Sequence[RunRecord]) -> list[str]:

@@ -141,7 +141,11 @@ def _to_settings(
             scores[name] = [score for score in results if score is not None]
         values = {axis.name: axis.column[first] for axis in axes}
         odd = {axis.name: axis.odd[first] for axis in odd_axes if first in axis.odd}
-        settings.append(SweepSetting(values, setting_runs, scores, odd))
+        texts = {}
+        for axis in (*axes, *odd_axes):
+            if axis.name in values or axis.name in odd:
+                texts[axis.name] = axis.text_of(axis.column[first])
+        settings.append(SweepSetting(values, setting_runs, scores, odd, texts))
     return settings
 
 

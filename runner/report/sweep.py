@@ -6,16 +6,16 @@ A sweep is nothing but its run folders, so a report can be made at any time. How
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from statistics import fmean
 
 from runner.io.secrets import hidden
 from runner.report.axis import Axis, axes_of
-from runner.report.facts import choices_of, command_of
+from runner.report.facts import choices_of, command_of, typed_numbers
 from runner.report.index import RunOfMany
-from runner.report.number import format_value, plural, sample_sd, short
+from runner.report.number import plural, sample_sd, short
 from runner.report.ranking import ASKED_FOR, SweepObjective
 from runner.report.score import ScoreChange, change_of, informative
 from runner.run.record import RunRecord
@@ -43,6 +43,12 @@ class SweepSetting:
     runs: Sequence[RunRecord]
     scores: Mapping[str, list[float]] = field(default_factory=dict)  # of the runs, by name
     odd: Mapping[str, Hashable] = field(default_factory=dict)  # values that no other setting has
+    texts: Mapping[str, str] = field(default_factory=dict)  # all these values as they are shown
+
+    @property
+    def odd_texts(self) -> dict[str, str]:
+        """The values that no other setting has, as they are shown."""
+        return {name: self.texts[name] for name in self.odd}
 
     def mean(self, name: str) -> float | None:
         """The mean of a score over seeds; None where no run has it."""
@@ -86,9 +92,8 @@ class SweepSetting:
     @property
     def label(self) -> str:
         """The setting as one would type it."""
-        values = {**self.values, **self.odd}
-        if values:
-            words = [f"{name}={format_value(value)}" for name, value in values.items()]
+        if self.texts:
+            words = [f"{name}={text}" for name, text in self.texts.items()]
             return " ".join(words)
         if len(self.runs) > 1:
             return "all seeds"
@@ -284,8 +289,21 @@ def find_axes(runs: Sequence[RunRecord]) -> list[Axis]:
         choices = choices_of(run)
         typed.append({group: hide(option) for group, option in choices.items()})
     configs = [run.cfg for run in runs]
-    axes = axes_of(configs, typed)
+    axes = []
+    texts = [typed_numbers(run) for run in runs]
+    for axis in axes_of(configs, typed):
+        axes.append(replace(axis, typed=_find_typed(axis, texts)))
     names = tuple(run.folder.parent.name for run in runs)
     if len(set(names)) > 1:
         axes.insert(0, Axis("name", "name", names))
     return axes
+
+
+def _find_typed(axis: Axis, texts: Sequence[Mapping[str, str]]) -> dict[Hashable, str]:
+    """The numbers of an axis as they were typed, from those that were typed for each run."""
+    typed: dict[Hashable, str] = {}
+    for value, texts_of_run in zip(axis.column, texts, strict=True):
+        for key in (axis.key, *axis.also):
+            if key in texts_of_run:
+                typed.setdefault(value, texts_of_run[key])
+    return typed

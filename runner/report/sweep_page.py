@@ -98,7 +98,10 @@ def _draw_figures(summary: Summary, plots: Path | None) -> list[Figure]:
         drawing = to_svg(picture, f"p{number}")
         figures.append(Figure(picture.caption, drawing, name, is_curve))
         if plots:
-            written.add(write_png(picture, plots))
+            title = summary.group.name
+            if picture.name.startswith(plot_sweep.HEAT_PREFIX) and summary.objective:
+                title += f": {summary.objective.name}"  # which no axis names
+            written.add(write_png(picture, plots, title))
     if plots:
         for path in set(plots.glob("*.png")) - written:
             path.unlink(missing_ok=True)  # another report may have deleted it

@@ -125,8 +125,7 @@ def _setting_columns(summary: Summary, settings: Sequence[SweepSetting]) -> list
     for axis in summary.axes:
         cells = []
         for setting in settings:
-            value = format_value(setting.values[axis.name])
-            cells.append(short(value, MAX_VALUE_WIDTH))
+            cells.append(short(setting.texts[axis.name], MAX_VALUE_WIDTH))
         title = short(axis.name, MAX_VALUE_WIDTH)
         columns.append(Column(title, cells, left=True))
     # Odd values are written behind the first value of their setting.
@@ -134,8 +133,8 @@ def _setting_columns(summary: Summary, settings: Sequence[SweepSetting]) -> list
         cells = []
         for cell, setting in zip(columns[0].cells, settings, strict=True):
             text = cell
-            for name, odd_value in setting.odd.items():
-                text += f" {name}={format_value(odd_value)}"
+            for name, odd_text in setting.odd_texts.items():
+                text += f" {name}={odd_text}"
             cells.append(text)
         columns[0] = replace(columns[0], cells=cells, needed=True)
     else:

@@ -4,6 +4,7 @@ A word means a run as its folder, as a name with one run, as ``<name>/<run>``, o
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from runner.errors import Fault, FolderError
@@ -31,6 +32,11 @@ def find_group(word: str, root: Path) -> Path | None:
         if path.is_dir() and any(map(is_run, path.glob("[!.]*"))):
             return path
     return None
+
+
+def words_below(root: Path, words: Sequence[str]) -> list[str]:
+    """The words without the folder of all names, which means the same as no word at all."""
+    return [word for word in words if Path(word).absolute() != root.absolute()]
 
 
 def resolve_word(word: str, verb: str, root: Path) -> Path:

@@ -20,9 +20,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.config.adapter_rate import FACTOR
 from runner.config.machines import processes_of
+from runner.config.run_name import PLACES, folder_name, former_names
+from runner.schema.literal import CONSTANT
 from runner.schema.modality import MODALITIES
-from runner.schema.text import Config
+from runner.schema.text import Config, short_key
 
 # These keys cannot change the result of a run.
 VOLATILE = frozenset(
@@ -49,8 +52,7 @@ VOLATILE = frozenset(
 )
 # Top keys that leave the label as it is; these three of the volatile ones are worth reading there.
 UNNAMED = VOLATILE - {"learning_rate", "kl_coef", "allow"}
-# keys that the name of a run is made of; ``model.path=`` is in its label
-NAMED_BY = ("trainer", "model", "dataset", "experiment", "sweep")
+MAX_LABEL_LETTERS = 100
 SETTLED_NANOSECONDS = 2_000_000_000  # more than any clock of a file system is late
 
 
@@ -72,6 +74,7 @@ def key_of(cfg: Config) -> str:
 def lasting(cfg: Config) -> dict[str, Any]:
     """The part of a configuration that can change its result."""
     part = {key: value for key, value in cfg.items() if key not in VOLATILE}
+    drop_factor(part)
     if isinstance(part.get("trainer"), Mapping):
         trainer = dict(part["trainer"])
         for modality in MODALITIES:
@@ -82,6 +85,13 @@ def lasting(cfg: Config) -> dict[str, Any]:
             trainer["args"] = {name: value for name, value in args if name not in made}
         part["trainer"] = trainer
     return part
+
+
+def drop_factor(part: dict[str, Any]) -> None:
+    """Take the factor of the learning rate out of an adapter; it acts through the rate alone."""
+    adapter = part.get("peft")
+    if isinstance(adapter, Mapping):
+        part["peft"] = {key: node for key, node in adapter.items() if key != FACTOR}
 
 
 def made_of_batch(cfg: Config) -> list[str]:
@@ -112,43 +122,73 @@ def _plain(value: object) -> object:
     return value
 
 
-def label_of(overrides: Sequence[str]) -> str:
+def label_of(overrides: Sequence[str], name: str = "") -> str:
     """The overrides as a short folder name, without what the name of the run or its key implies.
 
     It has only characters that neither a shell nor Hydra's grammar takes as its own, because people
-    type it.
+    type it. Those of a sweep have what is swept in front, so that it is not cut off.
 
-    >>> label_of(["trainer=dpo", "kl_coef=0.05", "model.path=outputs/x/run/model", "allow=[mine]"])
-    'kl_coef-0.05+path-run+allow-mine'
+    >>> label_of(["trainer=dpo", "kl_coef=0.05", "model.path=outputs/x/run/model"], "dpo-x-toy")
+    'kl_coef-0.05+model-run'
     """
-    words = []
+    values: dict[str, str] = {}
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
         group = key.partition(".")[0]
-        if group in UNNAMED or key in NAMED_BY or key.startswith(("hydra", "~")):
+        # The axes of a sweep are words of their own, and so is the path of a part.
+        is_elsewhere = key == "sweep" or value in PLACES.get(key, ())
+        if group in UNNAMED or is_elsewhere or key.startswith(("hydra", "~")):
             continue
         # Of a class or a function its name is enough, after that of its node.
         if key.endswith("._target_"):
-            key = key.removesuffix("._target_")
             value = value.rpartition(".")[2]
-        name = key.rpartition(".")[2]
-        # Of a path the last folder is enough, and of a model in a run that of the run.
-        short_value = value.strip("[]/").removesuffix("/model").rpartition("/")[2]
-        word = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{name}-{short_value}")
-        words.append(word.strip("-."))
-    return "+".join(words)[:80].strip("-.+") or "default"
+        # Of a model in a run the folder of the run is enough.
+        value = value.strip("[]/'\"").removesuffix("/model")
+        if not _is_said(name, value):
+            values[key.removesuffix("._target_").removesuffix(".path")] = value
+
+    label = ""
+    for key, value in values.items():
+        word = f"{short_key(key, values)}-{value.rpartition('/')[2]}"
+        word = re.sub(r"[^A-Za-z0-9._-]+", "-", word).strip("-.")
+        if label and len(label) + len(word) >= MAX_LABEL_LETTERS:
+            break
+        label = f"{label}+{word[:MAX_LABEL_LETTERS]}"
+    return label.strip("-.+") or "default"
+
+
+def _is_said(name: str, value: str) -> bool:
+    """True where the name of a run tells a value that is no number, as sft-tiny-rows does rows."""
+    text = folder_name(value).replace("_", "-")
+    if not text or CONSTANT.fullmatch(value):
+        return False
+    spelt = name.lower().replace("_", "-")
+    return f"-{text}-" in f"-{spelt}-"
 
 
 def folder_of(cfg: Config, overrides: Sequence[str]) -> Path:
     """The folder of a configuration: the one that holds its key, or else the one that will."""
     key = key_of(cfg)
-    group = Path(str(cfg["output_root"])) / str(cfg["name"])
+    root = Path(str(cfg["output_root"]))
+    name = str(cfg["name"])
+    folder = _find_key(root / name, key)
+    if folder:
+        return folder
+    for former_name in former_names(cfg):
+        folder = _find_key(root / former_name, key)
+        if folder:
+            return folder
+    return root / name / f"{label_of(overrides, name)}-{key}"
+
+
+def _find_key(group: Path, key: str) -> Path | None:
+    """The folder of a group that holds a key."""
     changed = group.stat().st_mtime_ns if group.is_dir() else 0
     # A folder that changed a moment ago may change again without another time: it is read anew.
     is_settled = time.time_ns() - changed > SETTLED_NANOSECONDS
     list_keys = _list_keys if is_settled else _list_keys.__wrapped__
-    names = list_keys(group.absolute(), changed)
-    return group / names.get(key, f"{label_of(overrides)}-{key}")
+    name = list_keys(group.absolute(), changed).get(key)
+    return group / name if name else None
 
 
 @functools.lru_cache(maxsize=16)

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Sequence
 
 from runner.config.experiment import Experiment
+from runner.config.run_name import former_names
 from runner.errors import Fault, FolderError
 from runner.io.files import JsonObject, open_own, read_json, read_step, write_json
 from runner.io.secrets import hidden
@@ -37,6 +38,8 @@ def open_run(
     _check_name(Experiment.read(cfg))
     key = key_of(cfg)
     folder = folder_of(cfg, overrides).absolute()
+    if folder.parent.name in former_names(cfg):
+        cfg = {**cfg, "name": folder.parent.name}  # it keeps the name that it has begun with
     run = Run(folder)
     options = {group: option for group, option in (choices or {}).items() if "/" not in group}
     words = [hidden(word) for word in command or overrides]

@@ -1,5 +1,6 @@
 """Values of a configuration: as text for the command line and for people, and as lists."""
 
+import contextlib
 import re
 from typing import Any
 
@@ -35,6 +36,18 @@ def _quoted(text: str) -> str:
     doubled = re.sub(rf"(\\+)({quote}|\Z)", r"\1\1\2", text)
     escaped = doubled.replace(quote, f"\\{quote}")
     return f"{quote}{escaped}{quote}"
+
+
+def as_typed_number(value: float, typed: str) -> str:
+    """A number as somebody has typed it, if that is this number, or else as one would type it.
+
+    >>> as_typed_number(0.0001, "1e-4"), as_typed_number(0.0001, "2e-4")
+    ('1e-4', '0.0001')
+    """
+    with contextlib.suppress(ValueError):
+        if float(typed) == value:
+            return typed.strip()
+    return to_text(value)
 
 
 def number(value: float | None, digits: int = 4) -> str:

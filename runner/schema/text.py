@@ -19,6 +19,7 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one, where it
 SPECIAL_TO_SHELLS = set("' []()*?;&|<>#~")
 SPECIAL_IN_QUOTES = set('"$`\\!{\n')
 MAX_SHORT_LETTERS = 64  # of a value in a fault
+MIN_KEY_LETTERS = 6  # of a shortened key: ``path`` and ``r`` alone say too little
 
 
 # --- Dotted keys ---
@@ -78,6 +79,24 @@ def last_key(path: str) -> str:
         if not word.isdigit():
             return word
     return ""
+
+
+def short_key(key: str, keys: Iterable[str]) -> str:
+    """The shortest ending of a dotted key that says enough and that no other key has.
+
+    >>> keys = ["trainer.args.max_steps", "dataset.path", "peft.r"]
+    >>> [short_key(key, keys) for key in keys]
+    ['max_steps', 'dataset.path', 'peft.r']
+    """
+    rivals = [f".{rival}" for rival in keys if rival != key]
+    parts = key.split(".")
+    ending = parts.pop()
+    while parts:
+        is_shared = any(rival.endswith(f".{ending}") for rival in rivals)
+        if len(ending) >= MIN_KEY_LETTERS and not is_shared:
+            return ending
+        ending = f"{parts.pop()}.{ending}"
+    return key
 
 
 def select(node: object, key: str) -> Any:

@@ -13,8 +13,10 @@ from pathlib import Path
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from runner.config.experiment import DatasetPart, Experiment, ModelPart, Part
+from runner.errors import EnvironmentFault, Fault, describe
 from runner.io.files import JsonObject
 from runner.run.history import is_finite, read_metrics
+from runner.schema.upstream.trackers import TRACKERS
 from runner.tracker.variable import note_complete, read_complete
 
 NOT_METRICS = {"epoch"}  # comes with every figure and is none
@@ -60,7 +62,10 @@ class Tracker(TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        super().on_train_begin(args, state, control, **kwargs)
+        try:
+            super().on_train_begin(args, state, control, **kwargs)
+        except Exception as error:  # whatever its library raises, such as for a key that is wrong
+            raise EnvironmentFault(not_begun(self.name, error)) from error
         if not state.is_world_process_zero:
             return
         if self.name not in read_complete(self.folder):
@@ -108,6 +113,36 @@ class Tracker(TrainerCallback):
         """End the tracker's run; ``finished`` is false where the training was interrupted."""
         if self.ending:
             self.ending()
+
+
+class PostponedEnd:
+    """A tracker of the user's own, which ends only after the last held-out scores, too."""
+
+    def __init__(self, callback: TrainerCallback):
+        self.end = callback.on_train_end
+        self.ending: Callable[[], object] | None = None
+        callback.on_train_end = self._postpone
+
+    def _postpone(self, *given: object, **parts: object) -> None:
+        self.ending = partial(self.end, *given, **parts)
+
+    def close(self, finished: bool) -> None:
+        """Call what the callback does at the end of a training."""
+        if self.ending:
+            self.ending()
+
+
+def not_begun(name: str, error: Exception) -> Fault:
+    """The fault of a tracker whose library did not begin a run."""
+    fix = "tracker=none"
+    if "offline" in TRACKERS[name].modes:
+        fix = "tracker.mode=offline, or tracker=none"
+    return Fault(
+        where=f"tracker {name}",
+        found=describe(error),
+        expected="a service that takes the run",
+        fix=f"{fix}, or the same command again when it is mended",
+    )
 
 
 def _facts(experiment: Experiment) -> dict[str, str]:

@@ -28,12 +28,14 @@ PREFIXES = tuple(tracker.prefix for tracker in TRACKERS.values() if tracker.pref
 def set_variables(tracker: Tracking, folder: Path, name: str) -> None:
     """Set the variables of a tracker for the run in this folder."""
     os.environ.update(variables_of(tracker, folder, name))
+    # Where Comet is installed, it would also log what the other trackers are told, and send it.
+    if TRACKERS["comet_ml"] not in tracker.libraries:
+        os.environ.setdefault("COMET_DISABLE_AUTO_LOGGING", "1")
 
 
 def variables_of(tracker: Tracking, folder: Path, name: str) -> dict[str, str]:
     """The variables of a tracker with the words in braces replaced; any other braces stay."""
-    environment = tracker.environment or {}
-    variables = {variable: str(text) for variable, text in environment.items()}
+    variables = tracker.variables
     words = {
         "folder": str(folder),
         "root": str(folder.parent.parent),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from peft import LoraConfig, PeftConfig
+from peft import PeftConfig
 from transformers import TrainingArguments
 
 from runner.config.experiment import Experiment
@@ -16,7 +16,6 @@ from runner.schema.text import Node
 # answer to a prompt.
 GREEDY = 0.1
 GROUPS_WITH_RATES = ("trainer", "model", "experiment")  # whose options set a learning rate
-LORA_RATE = 10  # times the rate of all weights at which an adapter learns
 ALIKE = "the completions of a prompt are all alike"
 
 
@@ -48,14 +47,15 @@ def _suspect_parts(experiment: Experiment) -> Iterator[str]:
 
 
 def usual_rate(run: Run, args: TrainingArguments, peft: PeftConfig | None) -> float | None:
-    """The highest learning rate that the options of a run set, scaled for LoRA.
+    """The highest learning rate that the options of a run bring, with the factor of its adapter.
 
-    None where there is no such rate, or where another optimizer or tuner has a scale of its own.
+    None where there is no such rate or factor, or where the optimizer has a scale of its own.
     """
     configured = run.experiment.optimizer
     optimizer = configured.target if configured else str(args.optim)
-    is_lora = isinstance(peft, LoraConfig)
-    if "adam" not in optimizer.lower() or not (peft is None or is_lora):
+    tuner = run.experiment.peft
+    factor = (tuner and tuner.learning_rate_factor) or 1.0
+    if "adam" not in optimizer.lower() or (peft is not None and factor == 1.0):
         return None
     rates = list[float]()
     choices: Mapping[str, str] = run.manifest().get("choices") or {}
@@ -63,10 +63,9 @@ def usual_rate(run: Run, args: TrainingArguments, peft: PeftConfig | None) -> fl
         if group in GROUPS_WITH_RATES:
             settings = read_options(group).get(option) or {}
             if settings.get("learning_rate") is not None:
-                rates.append(float(settings["learning_rate"]))
-    if not rates:
-        return None
-    return max(rates) * LORA_RATE if is_lora else max(rates)
+                rate = float(settings["learning_rate"])
+                rates.append(rate * factor if group == "trainer" else rate)
+    return max(rates, default=None)
 
 
 def sampling_advice(args: TrainingArguments) -> str:

@@ -14,6 +14,7 @@
     passed_on                    mappings that a library reads late
     effect                       typed fields that nothing reads
     constructor_errors           what the trainer itself would refuse
+    adapter_start                an adapter below a new one, which is merged
     model_folders, row_columns   files that a run loads, and rows that its parts need
     libraries, versions          what must be installed; machine, hub_names
 

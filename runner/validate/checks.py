@@ -49,6 +49,7 @@ EFFECT_CHECKS: list[Check] = [
     effect.find_idle_adapter_fields,
     effect.find_idle_fields,
     effect.find_bounds_out_of_order,
+    effect.find_unread_tracker_keys,
 ]
 
 

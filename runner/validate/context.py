@@ -53,15 +53,17 @@ SPECIAL = {
     "_partial_": Parameter("_partial_", annotation=expression("bool")),
 }
 # ... and those of the nodes of a group, which the runner reads.
-RUNNER_KEYS = {
-    "trainer": read_keys("TrainerPart"),
-    "model": read_keys("ModelPart"),
-    "reward": read_keys("RewardPart"),
-    "metric": read_keys("MetricPart"),
-    "peft": read_keys("AdapterPart"),
-    "optimizer": read_keys("OptimizerPart"),
-    "launcher": read_keys("LauncherPart"),
+PART_CLASSES = {
+    "trainer": "TrainerPart",
+    "model": "ModelPart",
+    "reward": "RewardPart",
+    "metric": "MetricPart",
+    "peft": "AdapterPart",
+    "optimizer": "OptimizerPart",
+    "launcher": "LauncherPart",
+    "tracker": "Tracking",
 }
+RUNNER_KEYS = {group: read_keys(class_name) for group, class_name in PART_CLASSES.items()}
 # Groups that may hold several parts by name, whose keys of ours are then one level deeper.
 NAMED_PARTS = ("reward", "metric")
 # Arguments by which rewards and metrics say what they judge; the other arguments may be columns of

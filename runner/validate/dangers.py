@@ -7,6 +7,7 @@ import re
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
+from runner.config.experiment import Tracking
 from runner.config.groups import SEVERAL
 from runner.errors import Fault
 from runner.io.secrets import names_secret
@@ -51,6 +52,11 @@ HARMLESS_OF_LAUNCHERS = frozenset(
         "resources",
         "start_seconds",
         "max_restarts",
+        "accelerators",
+        "cpus",
+        "memory",
+        "disk_size",
+        "use_spot",
     )
 )
 # Words of sbatch that do the same, with underscores.
@@ -165,7 +171,7 @@ def _danger_of_variable(path: str, value: object) -> str:
 
 def _danger_of_tracker(cfg: Config, tracker: TrackerLibrary) -> str:
     """The words for what a tracker does by itself, or where a variable of the user's leads it."""
-    environment = select(cfg, VARIABLE.rstrip(".")) or {}
+    environment = Tracking.read(cfg.get("tracker")).variables
     if tracker.uploads:
         mode = environment.get(tracker.mode_variable)
         return SENDS_FIGURES if tracker.sends_in(mode) else ""

@@ -1,4 +1,4 @@
-"""Typed fields of a trainer's config or an adapter that nothing reads, and bounds out of order.
+"""Typed fields of a trainer's config, an adapter or a tracker that nothing reads, and bounds.
 
 A field that stands in a file is left alone: a file is made for several trainings, and a word is
 typed for one.
@@ -7,12 +7,14 @@ typed for one.
 import re
 from collections.abc import Iterator
 
+from runner.config.experiment import Tracking
 from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.literal import to_list, to_text
 from runner.schema.read import UNKNOWN, Signature
 from runner.schema.text import Node, short_text, to_override
 from runner.schema.upstream.idle_fields import ReadBeside
+from runner.schema.upstream.trackers import MODES, TRACKERS
 from runner.validate.context import ARGS, ValidationContext
 from runner.validate.values import is_plain_number
 
@@ -256,3 +258,31 @@ def find_bounds_out_of_order(context: ValidationContext) -> Iterator[Fault]:
             expected="two numbers, the lower end first",
             fix=f"leave {where} out",
         )
+
+
+def find_unread_tracker_keys(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for each typed key of ours that none of the chosen trackers takes, or not so."""
+    tracking = Tracking.read(context.mapping("tracker"))
+    libraries = tracking.libraries
+    names = " and ".join(library.name for library in libraries)
+    for key in ("project", "entity", "mode"):
+        where = f"tracker.{key}"
+        value = tracking.node.get(key)
+        if value is None or where not in context.typed or not libraries or tracking.target:
+            continue
+        if not any(library.takes(key) for library in libraries):
+            takers = [library.name for library in TRACKERS.values() if library.takes(key)]
+            yield Fault(
+                where=where,
+                found=f"{short_text(value)}, but {names} takes no {key}",
+                expected=f"one of the trackers {', '.join(takers)}",
+                fix=f"leave {where} out",
+            )
+    for library in libraries:
+        if library.modes and tracking.mode in MODES and tracking.mode not in library.modes:
+            yield Fault(
+                where="tracker.mode",
+                found=f"{tracking.mode}, which {library.name} has not",
+                expected=" or ".join(library.modes),
+                fix=f"={[*library.modes][-1]}",
+            )

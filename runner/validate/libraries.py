@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from runner.config.experiment import Tracking
 from runner.errors import Fault
 from runner.io.distribution import to_install
 from runner.io.files import display_path
@@ -18,7 +19,7 @@ from runner.schema.source import LIBRARY_PACKAGES, Definition, find_definition
 from runner.schema.text import Config, last_key, walk
 from runner.schema.upstream import libraries as upstream
 from runner.schema.upstream.libraries import NeededLibrary
-from runner.schema.upstream.trackers import TRACKERS
+from runner.schema.upstream.trackers import TRACKERS, TrackerLibrary
 
 BLEU = r"runner\.metric\.reference\.(?:bleu|chrf)"
 SERVED_TRAINER = r"trl\.experimental\.(async_\w+|server_distillation)\.\w+Trainer"
@@ -50,7 +51,8 @@ WANTED: dict[str, list[NeededLibrary]] = {
         NeededLibrary(name, tracker.library, tracker.package)
         for name, tracker in TRACKERS.items()
         if tracker.library
-    ],
+    ]
+    + [NeededLibrary("dagshub", "mlflow", "mlflow")],
     **upstream.WANTED,
 }
 # Libraries that serve in place of another one.
@@ -143,17 +145,31 @@ def _find_absent_modules(where: str, target: str) -> Iterator[Fault]:
 
 
 def find_unset_variables(cfg: Config) -> Iterator[Fault]:
-    """A fault for each tracker whose variable is set neither here nor in the environment."""
-    tracking = cfg["tracker"]
-    chosen = tracking.get("report_to") or ()
-    trackers = [chosen] if isinstance(chosen, str) else chosen
-    variables = {*os.environ, *(tracking.get("environment") or {})}
-    for tracker in trackers:
-        needed = TRACKERS[tracker].needed_variable if tracker in TRACKERS else ""
+    """A fault for each tracker that lacks a variable, or the secret with which it logs in."""
+    tracking = Tracking.read(cfg["tracker"])
+    variables = {**os.environ, **tracking.variables}
+    for tracker in tracking.libraries:
+        needed = tracker.needed_variable
         if needed and needed not in variables:
             yield Fault(
                 where="tracker.report_to",
-                found=f"{tracker}, but {needed} is not set",
-                expected=f"{needed} set, as {tracker} requires",
+                found=f"{tracker.name}, but {needed} is not set",
+                expected=f"{needed} set, as {tracker.name} requires",
                 fix=f"export {needed}=..., or tracker.report_to=none",
             )
+        mode = variables.get(tracker.mode_variable)
+        if tracker.key_variable and tracker.sends_in(mode) and not _can_log_in(tracker):
+            off = "tracker.mode=offline" if "offline" in tracker.modes else "tracker=none"
+            login = f", or by `{tracker.login_command}`" if tracker.login_command else ""
+            yield Fault(
+                where="tracker",
+                found=f"{tracker.name} sends the figures, but {tracker.key_variable} is not set",
+                expected=f"a key to log in with, in that variable{login}",
+                fix=f"export {tracker.key_variable}=..., or {off}",
+            )
+
+
+def _can_log_in(tracker: TrackerLibrary) -> bool:
+    """True where the secret of a tracker is in its variable, or in a file that a login makes."""
+    files = [Path(os.path.expandvars(file)).expanduser() for file in tracker.login_files]
+    return bool(os.environ.get(tracker.key_variable)) or any(map(Path.is_file, files))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from runner.schema.upstream.trackers import TRACKERS
+from runner.schema.upstream.trackers import QUIET_MODES, TRACKERS
 from runner.validate.elsewhere import (
     is_elsewhere,
     is_host_elsewhere,
@@ -96,6 +96,11 @@ def is_sending_callback(target: object) -> bool:
     return is_of_library and name.endswith("Callback") and name not in QUIET_CALLBACKS
 
 
+def is_sending_mode(mode: object) -> bool:
+    """True for a value of tracker.mode with which figures leave this machine."""
+    return mode not in QUIET_MODES
+
+
 def is_address_elsewhere(value: object) -> bool:
     """True for an address of another machine; what is inside of a mapping is judged by itself."""
     return not isinstance(value, dict | list) and is_elsewhere(value)
@@ -155,6 +160,7 @@ RISKS = [
     _risk("publishes completions", bool, "log_completions_hub_repo"),
     _risk(PUBLISHES_METRICS, bool, r"trackio_\w*id"),
     _risk(SENDS_FIGURES, is_sending_callback, "_target_"),
+    _risk(SENDS_FIGURES, is_sending_mode, r"tracker\.mode"),
     _risk(SENDS_FIGURES, bool, r"deepspeed\.(.*\.)?(wandb|comet)\.enabled"),
     _risk(SENDS_TEXTS, bool, "url"),
     _risk(SENDS_TEXTS, is_host_elsewhere, r"\w*server_host"),

@@ -335,7 +335,7 @@ def _find_faults_at(
 ) -> list[Fault]:
     """The faults that a value would have at another key, with the options among the words."""
     owner, _, key = path.rpartition(".")
-    if owner in PLAIN_GROUPS:
+    if key in PLAIN_GROUPS.get(owner, {}):
         return list(find_setting_faults(path, PLAIN_GROUPS[owner][key], value, context.allow))
     if path in TOP:
         faults = list(find_setting_faults(path, TOP[path], value, context.allow))

@@ -47,7 +47,7 @@ def _find_plain_faults(context: ValidationContext, group: str, node: Node) -> It
         path = f"{group}.{name}"
         if name in keys:
             yield from find_setting_faults(path, keys[name], value, context.allow)
-        else:
+        elif "_target_" not in node:  # whose arguments are checked with it
             likeliest = best_guess(str(name), keys, *keys)
             fix = words_to_type(context, path, {f"{group}.{likeliest}": value})
             yield Fault(

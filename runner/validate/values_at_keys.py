@@ -10,6 +10,7 @@ from runner.errors import Fault
 from runner.io.visible import to_visible
 from runner.schema.choices import choices_compared
 from runner.schema.literal import to_list, to_text
+from runner.schema.ranges import Range
 from runner.schema.read import Parameter, Signature
 from runner.schema.text import last_key, short_text
 from runner.schema.upstream.trackers import REPORT_TO
@@ -130,24 +131,30 @@ def find_argument_faults(
 
     ``where`` is the key to name. ``trainer`` tells what it compares the fields of its config with.
     """
-    choices = _list_choices(path, value, parameter, signature, trainer)
-    numbers = parameter.range or range_of(where, last_key(path), signature, trainer)
+    choices: tuple[str, ...] = ()
+    if any(isinstance(text, str) for text in to_list(value)):
+        choices = texts_at(path, parameter, signature, trainer)
+    numbers = range_at(where, last_key(path), parameter, signature, trainer)
     return find_misfits(where, value, parameter, numbers, choices)
 
 
-def _list_choices(
-    path: str,
-    value: object,
-    parameter: Parameter,
-    signature: Signature,
-    trainer: Signature | None,
+def range_at(
+    where: str, name: str, parameter: Parameter, signature: Signature, trainer: Signature | None
+) -> Range | None:
+    """The range of the number at a key, by its annotation or else by its name."""
+    return parameter.range or range_of(where, name, signature, trainer)
+
+
+def texts_at(
+    path: str, parameter: Parameter, signature: Signature, trainer: Signature | None
 ) -> tuple[str, ...]:
-    """The texts that the code of a trainer compares a field of its config with; none for others."""
+    """The only texts at a key: those that a trainer compares a field of its config with.
+
+    None where every text may be right, and where the type itself says which are.
+    """
     if parameter.name == "report_to":
         return REPORT_TO
-    values = to_list(value)
-    has_text = any(isinstance(text, str) for text in values)
-    if trainer is None or not has_text or not path.startswith("trainer.args."):
+    if trainer is None or not path.startswith("trainer.args."):
         return ()
     compared = choices_compared(trainer.target, parameter.name)
     if not compared or parameter.type.choices:

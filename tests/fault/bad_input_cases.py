@@ -3058,7 +3058,7 @@ ODD_WORDS = [
     good(
         "a conf folder here",
         "seed=1",
-        {"conf/config.yaml": "nonsense: true\n", "conf/trainer/sft.yaml": "nonsense: true\n"},
+        {"conf/config.yaml": "nonsense: true\n", "conf/trainer/mine.yaml": "nonsense: true\n"},
     ),
     good("a runner-like file here", "seed=1", {"yaml.txt": "x", "trl.txt": "x"}),
     good("output_root from the root", "output_root={folder}/out"),

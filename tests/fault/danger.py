@@ -292,7 +292,7 @@ def misses_of_bombs(
     for door in doors:
         plain = explode(folder / door / "plain", door, "", frozen)
         for name in bombs:
-            if name in REFERENCES and not door.startswith(("--", "a primary")):
+            if name in REFERENCES and not door.startswith(("--", "a file")):
                 continue  # nobody follows references there
             outcome = explode(folder / door / name, door, BOMBS[name], frozen)
             extra_seconds = outcome.seconds - plain.seconds
@@ -315,9 +315,11 @@ def explode(work: Path, door: str, bomb: str, frozen: str) -> Outcome:
     place, words = DOORS[door]
     file = work / place
     file.parent.mkdir(parents=True)
-    head = {"--config-dir": "# @package _global_\n", "import": "learning_rate: 1e-5\n"}.get(
-        door, frozen
-    )
+    head = {
+        "--config-dir": "# @package _global_\n",
+        "a file of an experiment": "trainer: sft\n",
+        "import": "learning_rate: 1e-5\n",
+    }.get(door, frozen)
     file.write_text((f"format: {FORMAT}\n" if place.startswith("outputs/") else "") + head + bomb)
     return fork(words, work)
 
@@ -482,7 +484,7 @@ def train_one(folder: Path, run: Run) -> Path:
 def kinds(folder: Path, run: Run) -> dict[str, tuple[int, Callable[[], Iterator[str]]]]:
     """Each kind with the number of its cases, and the function that yields its misses."""
     both = [name for name in BOMBS if name not in REFERENCES]
-    bombs = sum(len(BOMBS) if door.startswith(("--", "a primary")) else len(both) for door in DOORS)
+    bombs = sum(len(BOMBS) if door.startswith(("--", "a file")) else len(both) for door in DOORS)
     return {
         "targets": (len(TARGETS) + 2 * len(PLACES), misses_of_targets),
         "words": (len(WORDS), lambda: misses_of_words(folder / "words", run=run)),

@@ -351,8 +351,8 @@ FILES = {
         ["experiment=x"],
     ),
     "hydra's search path": (
-        {"config.yaml": "defaults: [_self_]\nhydra: {searchpath: ['pkg://evil']}\nname: x\n"},
-        [],
+        {"experiment/x.yaml": GLOBAL + "hydra: {searchpath: ['pkg://evil']}\n"},
+        ["experiment=x"],
     ),
     "hydra's callbacks": (
         {
@@ -737,7 +737,7 @@ DOORS = {
         "menu/experiment/x.yaml",
         ["--config-dir", "menu", "experiment=x", "--dry-run"],
     ),
-    "a primary config": ("menu/config.yaml", ["--config-dir", "menu", "--dry-run"]),
+    "a file of an experiment": ("own.yaml", ["own.yaml", "--dry-run"]),
     "a run folder": (
         "outputs/x/run-0123456789/config.yaml",
         ["preview", "outputs/x/run-0123456789"],

@@ -1160,8 +1160,8 @@ DEFECTS = (
         "The runner gives a field of TRL's a default of its own, "
         "too near to TRL's for the golden losses to tell.",
         "runner/training/components/args.py",
-        '    "project": "runner",  # in trackio\n',
-        '    "project": "runner",\n    "adam_epsilon": 1.0001e-8,\n',
+        '    "project": "${tracker.project}",  # in trackio\n',
+        '    "project": "${tracker.project}",\n    "adam_epsilon": 1.0001e-8,\n',
         slow=("tests/test_train.py::test_losses_of_every_trainer_equal_the_golden_file",),
     ),
     Defect(

@@ -123,9 +123,11 @@ def compose_jobs(
         number_keys = {}
     checked_words = _words_to_check(number_keys)
     grid = Grid(folders, untyped, number_keys)
+    order = _swept_first(options)
     for picked in itertools.product(*options.values()):
-        job = dict(zip(options, picked, strict=True))
-        words = [swept.word for swept in picked]
+        picked_by_key = dict(zip(options, picked, strict=True))
+        job = {key: picked_by_key[key] for key in order}
+        words = [swept.word for swept in job.values()]
         is_checked = True
         for key, checked in checked_words.items():
             if job[key].word not in checked:
@@ -138,6 +140,20 @@ def compose_jobs(
             grid.faults.append((words, error.faults))
     ConfigError.refuse(name_jobs(grid.faults))
     return grid.jobs
+
+
+def _swept_first(options: Mapping[str, Sequence[SweptWord]]) -> list[str]:
+    """The keys in the order in which they name a run: what differs between the jobs comes first.
+
+    They stay as they were typed where their order matters, because of a deletion or a mapping.
+    """
+    for key, swept_words in options.items():
+        is_mapping = "={" in swept_words[0].word
+        if key.startswith("~") or (
+            is_mapping and any(name.startswith(f"{key}.") for name in options)
+        ):
+            return list(options)
+    return sorted(options, key=lambda key: len(options[key]) == 1)
 
 
 def _words_to_check(number_keys: NumberKeys) -> dict[str, set[str]]:

@@ -2,6 +2,7 @@
 
 ``${run:sft}`` is the model of an earlier stage of the same experiment; elsewhere ``${run:my-sft}``
 is that of the newest finished run of this name, and ``${run:my-sft/<folder>}`` that of one run.
+``${best:my-sft}`` is that of its best finished run, by the score that a report would rank by.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,10 +12,13 @@ from typing import TYPE_CHECKING
 from runner.config.composition import compose
 from runner.config.resolution import Composed
 from runner.errors import ConfigError, Fault, FolderError
+from runner.report.ranking import choose_objective
 from runner.run import Run
 from runner.run.record import read_run
 from runner.schema.did_you_mean import best_guess
+from runner.schema.literal import number
 from runner.schema.type import shortened
+from runner.validate.adapter_start import settle_start
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig, Node
@@ -33,10 +37,13 @@ class References:
         self.untyped = untyped
         self.models: dict[str, str] = {}  # of the stages so far
         self.starts: dict[str, str] = {}  # by a model, the first one below it
+        self.adapters: set[str] = set()  # of these models those that will be adapters
         self.ahead: list[str] = []  # the stage that is composed, and those after it
         self.faults: list[Fault] = []
         self.of_other_formats: list[Fault] = []  # of run folders that are meant
+        self.notes: dict[Path, str] = {}  # a line on each run that a name means
         OmegaConf.register_new_resolver("run", self.find, replace=True)
+        OmegaConf.register_new_resolver("best", self.find_best, replace=True)
 
     def find(self, name: object, *, _node_: "Node", _root_: "DictConfig") -> str:
         """The folder of the model that a name means."""
@@ -48,13 +55,46 @@ class References:
         if name in self.ahead:
             self.faults.append(self._later_stage(key, name))
             return f"<model of {name}>"
+        return self._newest(key, root, name)
+
+    def find_best(self, name: object, *, _node_: "Node", _root_: "DictConfig") -> str:
+        """The folder of the model of the best run of a name, or of those in a folder."""
+        key = str(_node_._get_full_key(None))
+        group = Path(str(name)).expanduser()
+        if not group.is_dir():
+            group = Path(str(_root_.output_root), str(name))
+        records = [read_run(folder) for folder in finished_runs(group.parent, group.name)]
+        objective = choose_objective([record for record in records if not record.faults])
+        scores: dict[Path, float] = {}
+        for record in records:
+            score = record.score(objective.name) if objective else None
+            if score is not None:
+                scores[record.folder] = score
+        if objective is None or len(scores) < 2:
+            return self._newest(key, group.parent, group.name)
+        choose = max if objective.maximise else min
+        best = choose(scores, key=scores.__getitem__)
+        score_text = f"{objective.name} {number(scores[best])}"
+        self.notes[best] = (
+            f"{key} is {best}, the best of {len(records)} finished runs ({score_text})"
+        )
+        return str(best / "model")
+
+    def _newest(self, key: str, root: Path, name: str) -> str:
+        """The folder of the model of the newest finished run that a name means."""
         finished = finished_runs(root, name)
         meant = finished[-1:] or run_folders(root, name)
         faults = [read_run(folder).faults for folder in meant]
         if meant and all(faults):
             self.of_other_formats += faults[-1]
         elif finished:
-            return str(finished[-1] / "model")
+            newest = finished[-1]
+            reason = "the only finished run"
+            if len(finished) > 1:
+                reason = f"the newest of {len(finished)} finished runs"
+            if "/" not in name:
+                self.notes.setdefault(newest, f"{key} is {newest}, {reason}")
+            return str(newest / "model")
         else:
             self.faults.append(self._missing_model(key, name, root))
         return f"<model of {name}>"
@@ -111,7 +151,7 @@ def draft(overrides: Sequence[str], folders: Sequence[Path] = ()) -> Composed:
     composed = compose(overrides, folders)
     FolderError.refuse(references.of_other_formats)
     ConfigError.refuse(references.faults)
-    return composed
+    return settle_start(composed)
 
 
 def _finished_names(root: Path, name: str) -> list[str]:

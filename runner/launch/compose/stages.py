@@ -13,15 +13,17 @@ from pathlib import Path
 from runner.config.composition import compose, compose_unresolved, read_layers
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key
-from runner.config.provenance import TrustedKeys, read_settings
+from runner.config.provenance import TrustedKeys, list_settings
 from runner.config.resolution import NO_VALUE, Composed
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import MENU
+from runner.launch.compose.begun_rate import as_begun, find_factor_faults
 from runner.launch.compose.references import References
 from runner.launch.compose.staged_experiment import LAID_OVER, StagedExperiment, read_experiment
 from runner.run.continuation import find_resume_faults
 from runner.run.key import folder_of
 from runner.validate import find_all_faults
+from runner.validate.adapter_start import leaves_adapter, settle_start
 from runner.validate.mismatches import find_mismatches
 
 TYPED_FIX = re.compile(r"[A-Za-z_][\w.]*=")  # a fix of words to type
@@ -80,6 +82,7 @@ def faults_of(composed: Composed, folders: Sequence[Path] = ()) -> list[Fault]:
     menu = read_menu(folders)
     trusted = TrustedKeys(composed, folders)
     faults = find_all_faults(composed.cfg, menu=menu, allow=allowed, typed=typed, trusted=trusted)
+    faults += find_factor_faults(composed)
     return faults or find_mismatches(composed.cfg, menu) or find_resume_faults(composed.experiment)
 
 
@@ -101,6 +104,8 @@ def _compose_stages(
             references.models[stage] = model
             first = str(composed.cfg["model"].get("path"))
             references.starts[model] = references.starts.get(first, first)
+            if leaves_adapter(composed.cfg, references.adapters):
+                references.adapters.add(model)
     return runs, [*experiment.faults, *_gather(stage_faults, experiment.shared)]
 
 
@@ -116,6 +121,7 @@ def _compose_one(
     There is no configuration where it cannot be composed.
     """
     references.faults = []
+    references.notes = {}
     try:
         for word in words:
             if word.startswith(LAID_OVER):
@@ -134,12 +140,16 @@ def _compose_one(
                     faults.append(fault)
         return None, faults
     FolderError.refuse(references.of_other_formats)
+    if composed.rate:
+        composed = as_begun(composed, words, folders, references.starts)
     untyped = {key.removeprefix(f"{stage}.") for key in references.untyped}
-    composed = replace(composed, untyped=frozenset(untyped))
+    notes = list(references.notes.values())
+    composed = replace(composed, untyped=frozenset(untyped), starts=notes)
+    composed = settle_start(composed, references.adapters)
     if stage:
         composed = replace(composed, overrides=list(typed), stage=stage, words=list(words))
     faults = faults_of(composed, folders)
-    if faults and folders:
+    if faults:
         faults = _add_places(faults, composed, words, folders)
     return composed, [*references.faults, *faults]
 
@@ -163,9 +173,9 @@ def _add_places(
 ) -> list[Fault]:
     """The faults with the line where each key stands, if that is in a file of the user's own."""
     places: dict[str, str] = {}
-    for file, package in read_layers(words, folders):
-        if not file.is_relative_to(MENU):
-            for setting in read_settings(file, package):
+    for layer in read_layers(words, folders):
+        if not layer.file.is_relative_to(MENU):
+            for setting in list_settings(layer):
                 if setting.key not in composed.typed:
                     places[setting.key] = f"  (in {setting.place})"
     return [replace(fault, fix=fault.fix + places.get(fault.where, "")) for fault in faults]

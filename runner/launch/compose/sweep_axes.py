@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from runner.config.composition import compose_unresolved
 from runner.config.override import MAX_JOBS, count_values, dotted_key, latest, parse
 from runner.errors import ConfigError, Fault
-from runner.schema.literal import to_text
+from runner.schema.literal import as_typed_number
 from runner.schema.text import select
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def options(overrides: Sequence[str]) -> dict[str, list[SweptWord]]:
 
     Jobs are what they combine to.
 
-    >>> options(["trainer=dpo", "kl_coef=0.05,0.1"])["kl_coef"]
-    [SweptWord(word='kl_coef=0.05', value=0.05), SweptWord(word='kl_coef=0.1', value=0.1)]
+    >>> options(["trainer=dpo", "kl_coef=0.05,1e-1"])["kl_coef"]
+    [SweptWord(word='kl_coef=0.05', value=0.05), SweptWord(word='kl_coef=1e-1', value=0.1)]
     """
     words: dict[str, list[SweptWord]] = {}
     for override in parse(overrides):
@@ -97,9 +97,15 @@ def options(overrides: Sequence[str]) -> dict[str, list[SweptWord]]:
 def _list_values(key: str, override: "Override") -> list[SweptWord]:
     from hydra.core.override_parser.types import Transformer
 
+    values = list(override.sweep_iterator())
+    typed = str(override.input_line).partition("=")[2].split(",")
+    if len(typed) != len(values):  # a range, or texts with commas
+        typed = [""] * len(values)
     words = []
-    for value in override.sweep_iterator():
-        text = to_text(value) if isinstance(value, float) else Transformer.str(value)
+    for value, typed_text in zip(values, typed, strict=True):
+        text = Transformer.str(value)
+        if isinstance(value, float):
+            text = as_typed_number(value, typed_text)
         words.append(SweptWord(f"{key}={text}", value))
     return words
 

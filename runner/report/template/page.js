@@ -57,7 +57,7 @@
 
   // The columns of a chart and how each is drawn: a curve, its raw line where it is smoothed, else its band. Each colour
   // has its dashes, through which those below are seen, as in the pictures.
-  function columns(curves) {
+  function columns(title, curves) {
     const tables = [], series = [{}], bands = [], ends = [], looks = Object.keys(data.looks);
     const rank = ([label]) => looks.indexOf(data.labels[label][1]);
     const drawn = curves.filter(([label]) => !choice.hidden.has(data.labels[label][0])).sort((one, other) => rank(one) - rank(other));
@@ -66,7 +66,7 @@
       if (!steps) continue;
       ends.push(steps[steps.length - 1]);
       const usable = (value) => (choice.log && value <= 0 ? null : value), [glyph, dashes] = data.looks[stroke] ?? ["", []];
-      const few = values.length < (dashed ? 2 : 3), rough = choice.smooth > 0 && !few, mark = {glyph, few, hollow: dashed, rank: rank(curve), aside: drawn.indexOf(curve) - (drawn.length - 1) / 2};
+      const few = values.length < (dashed || title.startsWith("eval_") ? 2 : 3), rough = choice.smooth > 0 && !few, mark = {glyph, few, hollow: dashed, rank: rank(curve), aside: drawn.indexOf(curve) - (drawn.length - 1) / 2};
       const line = {label: text, stroke, width: 1.6, dash: dashed ? [6, 4] : dashes.map((part) => part * 2), spanGaps: true, points: {show: few && !glyph, size: 7}, shown: true};
       if (few) line.paths = () => null;
       const add = (column, more) => {
@@ -92,6 +92,7 @@
     const at = (value) => plot.valToPos(value, "y", true), few = mark.few, apart = few || plot.data[place].filter((value) => value != null).length < 30 ? 0 : 70 * ratio;
     let next = plot.bbox.left + apart * mark.rank / 8;
     ctx.save();
+    ctx.setLineDash([]);
     Object.assign(ctx, {fillStyle: mark.hollow ? colour("--ground") : stroke(), strokeStyle: stroke(), lineWidth: ratio, textAlign: "center", textBaseline: "middle", font: `${(15 - 1.2 * mark.rank) * ratio}px sans-serif`});
     plot.data[place].forEach((value, spot) => {
       const along = plot.valToPos(plot.data[0][spot], "x", true), x = along + (few ? Math.max(-28, Math.min(28, 7 * mark.aside)) * ratio : 0);
@@ -137,8 +138,8 @@
     box.style.right = right ? `${plot.width - edge - left + 14}px` : "";
   }
 
-  const swatch = (stroke) => {
-    const mark = make("i", {className: "swatch"}, data.looks[stroke]?.[0] ?? "·");
+  const swatch = (stroke, hollow) => {
+    const mark = make("i", {className: hollow ? "hollow swatch" : "swatch"}, data.looks[stroke]?.[0] ?? "·");
     mark.style.color = stroke;
     return mark;
   };
@@ -151,8 +152,8 @@
     return found.length > 1 ? found : [0.1, 0.4, 0.7, 0.95].map((share) => +(low * (high / low) ** share).toPrecision(3));
   }
 
-  function drawChart(figure, title, curves) {
-    const {tables, series, bands, ends} = columns(curves), width = Math.floor(figure.clientWidth), height = Math.round(Math.max(190, width * 0.58));
+  function drawChart(figure, title, curves, share) {
+    const {tables, series, bands, ends} = columns(title, curves), width = Math.floor(figure.clientWidth), height = Math.round(Math.max(190, width * 0.58));
     const shape = JSON.stringify([series, bands, choice.log, choice.x, width]);
     const old = figure.chart;
     if (old?.shape === shape) {
@@ -165,7 +166,7 @@
     const plot = new uPlot({
       width, height, series, bands,
       legend: {show: false},
-      scales: {x: {time: false}, y: {distr: choice.log ? 3 : 1, range: (_, low, high) => low == null ? [choice.log ? 0.1 : 0, 1] : choice.log ? [low / 1.08, high * 1.08] : uPlot.rangeNum(low, high, 0.1, true)}},
+      scales: {x: {time: false}, y: {distr: choice.log ? 3 : 1, range: (_, low, high) => low == null ? [choice.log ? 0.1 : 0, 1] : share && !choice.log ? [-0.03, 1.03] : choice.log ? [low / 1.08, high * 1.08] : uPlot.rangeNum(low, high, 0.1, true)}},
       axes: [
         {...axis, values: (_, splits) => splits.map(along), space: 60, size: 34, ...(choice.x === "time" ? {} : {incrs: WHOLE})},
         {...axis, values: (_, splits) => splits.map((split) => short(split, 6)), ...(choice.log ? {splits: (_, __, low, high) => ticks(low, high), filter: (_, splits) => splits} : {}), size: (_, texts) => 16 + 6.5 * Math.max(3, ...(texts ?? []).map((text) => text.length))},
@@ -244,16 +245,16 @@
     if (!room || !data.charts.length) return;
     if (!room.previousElementSibling?.matches(".controls")) room.before(controls());
     const keyed = main.querySelector(".keys [data-label]:not(figure *)");
-    for (const [name, title, curves] of data.charts) {
+    for (const [name, title, curves, share] of data.charts) {
       const figure = figureOf(name, title, room);
       if (!keyed && curves.length > 1) {
         figure.querySelector(".keys").replaceChildren(...curves.flatMap(([label, dashed, , values]) => {
-          const span = make("span", {}, swatch(data.labels[label][1]), data.labels[label][0] + (dashed && values.length > 1 ? " (dashed)" : ""));
+          const span = make("span", {}, swatch(data.labels[label][1], dashed), data.labels[label][0] + (dashed && values.length > 1 ? " (dashed)" : ""));
           span.dataset.label = label;
           return [span, " "];
         }));
       }
-      charts.push(drawChart(figure, title, curves));
+      charts.push(drawChart(figure, title, curves, share));
     }
     keys();
     resets();
@@ -316,7 +317,7 @@
   // --- Tables -------------------------------------------------------------------------------------------
   // Numbers come before words, and what is empty last; of "0.5 ± 0.1" and "7/10" the first number counts.
   function order(text) {
-    const found = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?(?=$| ±|\/)/i.exec(text);
+    const found = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?(?=$|\s|\/)/i.exec(text);
     return found ? [0, +found[0]] : [/^[-—?]?$/.test(text) ? 2 : 1, text];
   }
 

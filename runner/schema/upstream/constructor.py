@@ -66,6 +66,8 @@ SERVED = {
     ],
     "launcher": ["folder", "debug"],
 }
+SERVED["tracker"] = SERVED["callback"]
+
 # Fields of a trainer's config that a key of the top level sets.
 FROM_TOP = {
     "learning_rate": "learning_rate",

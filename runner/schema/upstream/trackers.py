@@ -10,7 +10,11 @@ here as harmless, or to a value that keeps everything on this machine and in the
 variable must be typed.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MODES = ("online", "offline", "disabled")  # the values of our key ``tracker.mode``
+QUIET_MODES = MODES[1:]  # with these, nothing leaves this machine
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,14 @@ class TrackerLibrary:
     substitute: str = ""  # a library that serves in place of its own
     needed_variable: str = ""  # without it nothing works, and somebody else sets it
     key_variable: str = ""  # holds the secret that logs in
+    login_files: tuple[str, ...] = ()  # one of them holds it after a login
+    login_command: str = ""  # makes such a file
+
+    # Our keys, and the variables that pass them on
+    project_variable: str = ""  # of tracker.project
+    project_field: bool = False  # the trainer's config takes tracker.project
+    entity_variable: str = ""  # of tracker.entity
+    modes: Mapping[str, str] = field(default_factory=dict)  # its words for tracker.mode
 
     # What leaves this machine
     uploads: bool = True  # it sends the figures to a server by itself
@@ -47,18 +59,89 @@ class TrackerLibrary:
         """True where the figures may leave this machine, by default or by a variable."""
         return self.uploads or bool(self.store_variable or self.space_variable)
 
+    def variables_for(
+        self, project: str | None, entity: str | None, mode: str | None
+    ) -> dict[str, str]:
+        """The variables that pass on those of our keys that are set, and that it takes."""
+        values = {
+            self.project_variable: project,
+            self.entity_variable: entity,
+            self.mode_variable: self.modes.get(mode or ""),
+        }
+        return {name: value for name, value in values.items() if name and value is not None}
+
+    def takes(self, key: str) -> bool:
+        """True for one of our keys that it takes: project, entity or mode."""
+        if key == "project":
+            return bool(self.project_variable) or self.project_field
+        return bool(self.entity_variable if key == "entity" else self.modes)
+
     def sends_in(self, mode: object) -> bool:
         """True where the tracker sends the figures in this mode; None is its default."""
         return mode not in self.quiet_modes
 
 
 _TRACKERS = (
-    TrackerLibrary("azure_ml", "azureml", "azureml-sdk", "AZUREML_"),
+    TrackerLibrary("azure_ml", "azureml", "azureml-core", "AZUREML_"),
     TrackerLibrary(
-        "clearml", "clearml", "clearml", "CLEARML_", key_variable="CLEARML_API_SECRET_KEY"
+        "clearml",
+        "clearml",
+        "clearml",
+        "CLEARML_",
+        key_variable="CLEARML_API_SECRET_KEY",
+        login_files=("$CLEARML_CONFIG_FILE", "~/clearml.conf"),
+        login_command="clearml-init",
+        project_variable="CLEARML_PROJECT",
+        modes={"online": "0", "offline": "1"},
+        mode_variable="CLEARML_OFFLINE_MODE",
+        quiet_modes=("1", "true", "yes", "on"),
+        sending_modes=("0", "false", "no", "off", ""),
+        usual_modes="1 or 0",
+        address_variables=("CLEARML_API_HOST", "CLEARML_WEB_HOST", "CLEARML_FILES_HOST"),
+        folder_variables=("CLEARML_CACHE_DIR",),
+        harmless_variables=("CLEARML_PROJECT", "CLEARML_TASK", "CLEARML_LOG_MODEL"),
+        run_folder="clearml",
     ),
-    TrackerLibrary("codecarbon", "codecarbon", "codecarbon", "CODECARBON_"),
-    TrackerLibrary("comet_ml", "comet_ml", "comet-ml", "COMET_", key_variable="COMET_API_KEY"),
+    TrackerLibrary(
+        "codecarbon",
+        "codecarbon",
+        "codecarbon",
+        "CODECARBON_",
+        project_variable="CODECARBON_PROJECT_NAME",
+        harmless_variables=(
+            "CODECARBON_PROJECT_NAME",
+            "CODECARBON_LOG_LEVEL",
+            "CODECARBON_MEASURE_POWER_SECS",
+            "CODECARBON_TRACKING_MODE",
+        ),
+    ),
+    TrackerLibrary(
+        "comet_ml",
+        "comet_ml",
+        "comet-ml",
+        "COMET_",
+        key_variable="COMET_API_KEY",
+        login_files=("$COMET_CONFIG", "~/.comet.config", ".comet.config"),
+        login_command="comet login",
+        project_variable="COMET_PROJECT_NAME",
+        entity_variable="COMET_WORKSPACE",
+        modes={"online": "true", "offline": "false"},
+        mode_variable="COMET_START_ONLINE",
+        quiet_modes=("false", "0", "no"),
+        sending_modes=("true", "1", "yes", ""),
+        usual_modes="true or false",
+        address_variables=("COMET_URL_OVERRIDE",),
+        folder_variables=("COMET_OFFLINE_DIRECTORY",),
+        harmless_variables=(
+            "COMET_PROJECT_NAME",
+            "COMET_WORKSPACE",
+            "COMET_LOGGING_CONSOLE",
+            "COMET_AUTO_LOG_CO2",
+            "COMET_DISABLE_AUTO_LOGGING",
+            "COMET_DISPLAY_SUMMARY_LEVEL",
+        ),
+        run_folder="comet",
+    ),
     TrackerLibrary(
         "dagshub",
         "dagshub",
@@ -66,15 +149,33 @@ _TRACKERS = (
         "DAGSHUB_",
         needed_variable="MLFLOW_TRACKING_URI",
         key_variable="DAGSHUB_USER_TOKEN",
+        login_files=("~/.cache/dagshub/tokens", "~/Library/Caches/dagshub/tokens"),
+        login_command="dagshub login",
+        project_variable="MLFLOW_EXPERIMENT_NAME",
     ),
-    TrackerLibrary("dvclive", "dvclive", "dvclive", "DVCLIVE_"),
-    TrackerLibrary("flyte", "flytekit", "flytekit", "FLYTE_"),
+    TrackerLibrary(
+        "dvclive",
+        "dvclive",
+        "dvclive",
+        "DVCLIVE_",
+        uploads=False,
+        harmless_variables=("DVCLIVE_LOGLEVEL",),
+        run_folder="dvclive",
+    ),
+    TrackerLibrary(
+        "flyte",
+        "flytekit",
+        "flytekit",
+        "FLYTE_",
+        needed_variable="FLYTE_INTERNAL_EXECUTION_ID",  # of a task
+    ),
     TrackerLibrary("kubeflow", needed_variable="KUBEFLOW_TRAINER_SERVER_URL"),
     TrackerLibrary(
         "mlflow",
         "mlflow",
         "mlflow",
         "MLFLOW_",
+        project_variable="MLFLOW_EXPERIMENT_NAME",
         uploads=False,
         store_variable="MLFLOW_TRACKING_URI",
         harmless_variables=(
@@ -87,13 +188,31 @@ _TRACKERS = (
             "MLFLOW_TAGS",
         ),
     ),
-    TrackerLibrary("neptune", "neptune", "neptune", "NEPTUNE_", key_variable="NEPTUNE_API_TOKEN"),
+    TrackerLibrary(
+        "neptune",
+        "neptune",
+        "neptune",
+        "NEPTUNE_",
+        key_variable="NEPTUNE_API_TOKEN",
+        project_variable="NEPTUNE_PROJECT",
+        modes={"online": "async", "disabled": "debug"},
+        mode_variable="NEPTUNE_MODE",
+        quiet_modes=("debug",),
+        sending_modes=("async", "sync", ""),
+        usual_modes="async, sync or debug",
+        harmless_variables=("NEPTUNE_PROJECT",),
+    ),
     TrackerLibrary(
         "swanlab",
         "swanlab",
         "swanlab",
         "SWANLAB_",
         key_variable="SWANLAB_API_KEY",
+        login_files=("~/.swanlab/.netrc",),
+        login_command="swanlab login",
+        project_variable="SWANLAB_PROJ_NAME",  # versions from 0.8 on cannot read SWANLAB_PROJECT
+        entity_variable="SWANLAB_WORKSPACE",
+        modes={"online": "cloud", "offline": "offline", "disabled": "disabled"},
         mode_variable="SWANLAB_MODE",
         quiet_modes=("offline", "local", "disabled"),
         sending_modes=("cloud", "online"),
@@ -132,6 +251,7 @@ _TRACKERS = (
         "trackio",
         "trackio",
         "TRACKIO_",
+        project_field=True,
         uploads=False,
         space_variable="TRACKIO_SPACE_ID",
         folder_variables=("TRACKIO_DIR",),
@@ -142,6 +262,11 @@ _TRACKERS = (
         "wandb",
         "WANDB_",
         key_variable="WANDB_API_KEY",
+        login_files=("$NETRC", "~/.netrc", "~/_netrc"),
+        login_command="wandb login",
+        project_variable="WANDB_PROJECT",
+        entity_variable="WANDB_ENTITY",
+        modes={mode: mode for mode in MODES},
         mode_variable="WANDB_MODE",
         quiet_modes=("offline", "disabled", "dryrun"),
         sending_modes=("online", "shared", "run", ""),

@@ -5,9 +5,12 @@ from collections.abc import Callable, Sequence
 
 from transformers import Trainer, TrainerCallback
 
+from runner.config.build import asked_for
+from runner.config.experiment import Tracking, key_names
 from runner.io.files import JsonObject
 from runner.run import Run
 from runner.run.adjustments import ROLLBACK, adjusted_share, count_of
+from runner.tracker.callback import PostponedEnd
 from runner.training.callback.progress import Progress
 from runner.training.callback.slower import Slower
 from runner.training.callback.step_record import Record
@@ -38,6 +41,29 @@ class Joined(TrainerCallback):
     def _call(self, calls: Sequence[Callable[..., None]], *given: object, **parts: object) -> None:
         for call in calls:
             call(*given, **parts)
+
+
+def add_own_trackers(
+    trainer: Trainer, tracking: Tracking, parts: ServedParts
+) -> list[PostponedEnd]:
+    """Add the tracker of the user's own to a trainer, if there is one; its end comes later.
+
+    It has those of our keys that it takes as arguments.
+    """
+    if not tracking.target:
+        return []
+    node = tracking.arguments
+    taken = asked_for(tracking.target)
+    for key in key_names(Tracking):
+        if key in taken and tracking.node.get(key) is not None:
+            node[key] = tracking.node[key]
+    nodes = {"tracker": node}
+    callbacks = build_callbacks(nodes, parts, prefix="")
+    callbacks += build_callbacks(nodes, parts, trainer, prefix="")
+    for callback in callbacks:
+        trainer.add_callback(callback)
+        callback.on_init_end(trainer.args, trainer.state, trainer.control)
+    return [PostponedEnd(callback) for callback in callbacks]
 
 
 def add_callbacks(

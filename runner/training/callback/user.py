@@ -85,9 +85,15 @@ def parts_for_callbacks(
 
 
 def build_callbacks(
-    nodes: Mapping[str, Node], parts: Mapping[str, Any], trainer: Trainer | None = None
+    nodes: Mapping[str, Node],
+    parts: Mapping[str, Any],
+    trainer: Trainer | None = None,
+    prefix: str = "callback.",
 ) -> list[TrainerCallback]:
-    """The user's callbacks: without a trainer those that need none, with one the others."""
+    """The user's callbacks: without a trainer those that need none, with one the others.
+
+    The ``prefix`` stands before the name of each in the configuration.
+    """
     callbacks = []
     for name, node in nodes.items():
         target = node["_target_"]
@@ -102,7 +108,7 @@ def build_callbacks(
         if "ref_model" in missing and offered["ref_model"] is None:
             raise ConfigError(
                 Fault(
-                    where=f"callback.{name}",
+                    where=f"{prefix}{name}",
                     found="it takes the reference model, but this training holds none",
                     expected="a trainer that holds one",
                     fix="callback=none, or trainer.args.precompute_ref_log_probs=false where that "
@@ -120,14 +126,14 @@ def build_callbacks(
             kind = type(callback).__name__
             raise ConfigError(
                 Fault(
-                    where=f"callback.{name}",
+                    where=f"{prefix}{name}",
                     found=f"a {kind}, which handles no event",
                     expected="a transformers.TrainerCallback",
                     fix=f"class {kind}(a transformers.TrainerCallback):",
                 )
             )
         if is_own(inspect.getfile(type(callback))):
-            _contain(callback, name)
+            _contain(callback, f"{prefix}{name}")
         callbacks.append(callback)
     return callbacks
 
@@ -140,7 +146,7 @@ def _takes_everything(target: str) -> bool:
     return is_own(inspect.getfile(locate(target)))
 
 
-def _contain(callback: TrainerCallback, name: str) -> None:
+def _contain(callback: TrainerCallback, where: str) -> None:
     """Keep the events of a callback from changing the training, and check what they give."""
 
     def contain_event(event: Event, *given: object, **options: object) -> TrainerControl | None:
@@ -150,7 +156,7 @@ def _contain(callback: TrainerCallback, name: str) -> None:
             return control
         raise ConfigError(
             Fault(
-                where=f"callback.{name}",
+                where=where,
                 found=f"{event.__name__} returned {type(control).__name__}",
                 expected="the TrainerControl that it received, or None",
                 fix="return control",

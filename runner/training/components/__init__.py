@@ -20,8 +20,9 @@ from runner.run.adjustments import adjust_logs, count_halvings, read_adjustments
 from runner.run.alarms import steps_to_notice
 from runner.schema import upstream
 from runner.schema.read import read_signature
-from runner.tracker.replacement import replace_trackers
-from runner.training.callback.order import add_callbacks
+from runner.tracker.callback import PostponedEnd, Tracker
+from runner.tracker.replacement import check_trackers, replace_trackers
+from runner.training.callback.order import add_callbacks, add_own_trackers
 from runner.training.callback.stop import StopRequest
 from runner.training.callback.user import build_callbacks, parts_for_callbacks
 from runner.training.checkpoint import Seal
@@ -73,6 +74,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     set_seed(experiment.seed)
     with _refusals_of("trainer.args"), blaming(run, "trainer.args"):
         args = build_args(run, adjustments)
+    check_trackers(experiment.tracker)
     rehearse_components(run, args)
 
     tokenizer = build(experiment.model.tokenizer)
@@ -130,7 +132,10 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     for reward_model in reward_models:
         reward_model.place(trainer)
     _complete_batches(experiment, trainer, tokenizer, rules)
-    trackers = replace_trackers(trainer, experiment, run.folder)
+    trackers: list[Tracker | PostponedEnd] = [
+        *replace_trackers(trainer, experiment, run.folder),
+        *add_own_trackers(trainer, experiment.tracker, parts),
+    ]
     seal = Seal(
         part.args.get("save_total_limit") or CHECKPOINTS_KEPT,
         steps_to_notice(experiment.tolerate),

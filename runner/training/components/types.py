@@ -17,7 +17,7 @@ from transformers import (
 from runner.dataset.loaded_rows import HeldOut
 from runner.generate.sampler import Model
 from runner.io.files import JsonObject
-from runner.tracker.callback import Tracker
+from runner.tracker.callback import PostponedEnd, Tracker
 from runner.training.checkpoint import Seal
 from runner.training.components.scorers import Reward
 from runner.training.health import Health
@@ -37,7 +37,7 @@ class Components:
     trainer: Trainer
     health: Health
     seal: Seal
-    trackers: list[Tracker]  # the trainer's callbacks that log to one
+    trackers: list[Tracker | PostponedEnd]  # the trainer's callbacks that log to one
     adjustments: list[JsonObject]
 
     @contextmanager

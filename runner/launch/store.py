@@ -1,0 +1,327 @@
+"""A store of run folders, for machines that share no disk: a run is fetched and given back.
+
+A store is a folder that ``fsspec`` can reach (``s3://bucket/runs``, ``gs://...``, a path). In it, a
+run lies under the name and the label of its folder, file by file, as it does in ``outputs``. Beside
+the files, ``.contents.json`` has their sizes and hashes, and the step that they are of. It is
+written last, so a copy that was cut off half-way is seen as it was before.
+
+The job of a run is the only one that gives; whoever waits for it only fetches. That it is the only
+one is for the queue to see to: a store has no locks.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from runner.errors import (
+    ConfigError,
+    EnvironmentFault,
+    Fault,
+    FolderError,
+    RunnerError,
+    code_of,
+    describe,
+)
+from runner.io.files import LEFT_BY_WRITES, sha256
+from runner.io.terminal import print_error
+from runner.launch import processes, signals
+from runner.run import Run, locked
+from runner.run.layout import find_foreign_faults
+from runner.run.seal import SEAL
+
+CONTENTS = ".contents.json"
+PAUSE = 20.0  # seconds between two times that a job gives its folder back ...
+POLL = 0.5  # ... unless a checkpoint was sealed, for which it looks this often
+ATTEMPTS = 5  # of the last time, each PAUSE seconds after the one before
+# Files of a run that are of this machine alone.
+NOT_GIVEN = {".lock", CONTENTS}
+# These go last, in this order: they say that what stands beside them is whole.
+LAST = (SEAL, "status.json")
+
+
+@dataclass(frozen=True)
+class Digest:
+    """The size and the hash of a file."""
+
+    size: int
+    sha256: str
+
+
+@dataclass
+class Store:
+    """The copies of run folders under a URL."""
+
+    url: str
+    # By the path of a file: its size and time of change, and the digest that it had then.
+    digests: dict[Path, tuple[tuple[int, int], Digest]] = field(default_factory=dict)
+
+    @cached_property
+    def _remote(self) -> tuple[Any, str]:
+        """The file system of the store, and its root; EnvironmentFault where it is not known."""
+        import fsspec
+
+        try:
+            remote, root = fsspec.url_to_fs(os.path.expanduser(self.url))
+        except Exception as error:
+            raise self._unreachable(error) from error
+        return remote, root.rstrip("/")
+
+    def place_of(self, folder: Path) -> str:
+        """The path of the copy of a run folder in the file system of the store."""
+        return f"{self._remote[1]}/{folder.parent.name}/{folder.name}"
+
+    def give(self, folder: Path) -> None:
+        """Make the copy in the store equal to a run folder; what has not changed is not sent.
+
+        Raises EnvironmentFault where the store cannot be written.
+        """
+        remote, _ = self._remote
+        place = self.place_of(folder)
+        status = Run(folder).status()
+        before = self.contents_of(folder)
+        try:
+            # The status first: where it says that the run is finished, all else is as it remains.
+            names = _files_of(folder)
+            files = {name: self._digest(folder / name) for name in reversed(names)}
+            for name in names:
+                digest = files[name]
+                if before.files.get(name) != digest:
+                    if "file" in remote.protocol:
+                        remote.makedirs(f"{place}/{PurePosixPath(name).parent}", exist_ok=True)
+                    remote.put_file(str(folder / name), f"{place}/{name}")
+            contents = Contents(
+                state=str(status["state"]),
+                step=int(status["step"]),
+                updated=str(status.get("updated", "")),
+                files=files,
+            )
+            if contents != before:
+                remote.pipe_file(f"{place}/{CONTENTS}", contents.to_json())
+            for name in before.files.keys() - files:
+                with contextlib.suppress(FileNotFoundError):
+                    remote.rm_file(f"{place}/{name}")
+        except FileNotFoundError:
+            return  # deleted while it was read, as an old checkpoint: the next time is whole
+        except Exception as error:
+            raise self._unreachable(error) from error
+
+    def fetch(self, folder: Path, is_newest: bool = True) -> bool:
+        """Make a run folder equal to its copy in the store; True where there is one.
+
+        A folder that is further than the copy stays as it is, unless ``is_newest`` says that only
+        the copy can have gone on. One in which a process trains is left alone. A file that changes
+        while it is read is left out, and comes the next time.
+        """
+        contents = self.contents_of(folder)
+        if not contents.files:
+            return False
+        run = Run(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        FolderError.refuse(find_foreign_faults(folder))
+        with contextlib.ExitStack() as lock:
+            try:
+                lock.enter_context(locked(run))
+            except FolderError:
+                return True
+            status = run.status()
+            progress = (int(status["step"]), str(status.get("updated", "")))
+            is_ahead = (contents.step, contents.updated) > progress
+            if is_newest or is_ahead or not (folder / "config.yaml").exists():
+                self._fetch_files(folder, contents)
+        return True
+
+    def _fetch_files(self, folder: Path, contents: "Contents") -> None:
+        remote, _ = self._remote
+        place = self.place_of(folder)
+        local = {name: self._digest(folder / name) for name in _files_of(folder)}
+        for name, digest in contents.files.items():
+            if local.get(name) == digest:
+                continue
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
+            try:
+                remote.get_file(f"{place}/{name}", str(part))
+                if self._digest(part) == digest:
+                    os.replace(part, target)
+            except FileNotFoundError:
+                continue  # deleted since the contents were written
+            except Exception as error:
+                raise self._unreachable(error) from error
+            finally:
+                part.unlink(missing_ok=True)
+                self.digests.pop(part, None)
+        # A checkpoint that its job has deleted is not to be the newest one here.
+        for name in local.keys() - contents.files:
+            if name.startswith("checkpoints/"):
+                (folder / name).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    (folder / name).parent.rmdir()
+
+    def contents_of(self, folder: Path) -> "Contents":
+        """The contents of a copy; empty where there is none."""
+        remote, _ = self._remote
+        try:
+            text = remote.cat_file(f"{self.place_of(folder)}/{CONTENTS}")
+        except FileNotFoundError:
+            return Contents()
+        except Exception as error:
+            raise self._unreachable(error) from error
+        return Contents.read(text)
+
+    def _digest(self, path: Path) -> Digest:
+        """The digest of a file, read again only where its size or time has changed."""
+        status = path.lstat()
+        stamp = (status.st_size, status.st_mtime_ns)
+        known = self.digests.get(path)
+        if known and known[0] == stamp:
+            return known[1]
+        digest = Digest(status.st_size, sha256(path))
+        self.digests[path] = (stamp, digest)
+        return digest
+
+    def _unreachable(self, error: Exception) -> EnvironmentFault:
+        return EnvironmentFault(
+            Fault(
+                where="launcher.store",
+                found=f"{self.url}: {describe(error)[:200]}",
+                expected="a folder that can be read and written from here, as s3://bucket/runs "
+                "with the package s3fs and its credentials",
+                fix="the same command where it can be reached, or launcher.store=<another>",
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The files of a copy, with the state, step and time of the status that they belong to."""
+
+    state: str = ""
+    step: int = 0
+    updated: str = ""
+    files: Mapping[str, Digest] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        files = {name: [digest.size, digest.sha256] for name, digest in self.files.items()}
+        status = {"state": self.state, "step": self.step, "updated": self.updated}
+        return json.dumps(status | {"files": files}).encode()
+
+    @classmethod
+    def read(cls, text: bytes) -> "Contents":
+        """The contents that a file holds; empty where it is torn, or names files elsewhere."""
+        try:
+            values = json.loads(text)
+            files = {}
+            for name, (size, sha256) in values["files"].items():
+                path = PurePosixPath(name)
+                if path.is_absolute() or ".." in path.parts or path.name in NOT_GIVEN:
+                    raise ValueError(name)
+                files[str(path)] = Digest(int(size), str(sha256))
+            return cls(
+                state=str(values["state"]),
+                step=int(values["step"]),
+                updated=str(values["updated"]),
+                files=files,
+            )
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return cls()
+
+
+def _files_of(folder: Path) -> list[str]:
+    """The files of a run folder as they are to be sent; those that seal others come last."""
+    names = []
+    for parent, _, files in os.walk(folder):
+        for file in files:
+            path = Path(parent, file)
+            is_left = LEFT_BY_WRITES.fullmatch(file)
+            if file not in NOT_GIVEN and not is_left and path.is_file() and not path.is_symlink():
+                names.append(path.relative_to(folder).as_posix())
+    return sorted(names, key=_rank)
+
+
+def _rank(name: str) -> tuple[int, str]:
+    file = PurePosixPath(name).name
+    return (LAST.index(file) if file in LAST else -1, name)
+
+
+# --- The job --------------------------------------------------------------------------------------
+
+
+def train_from_store(folder: Path, url: str, debug: bool = False) -> int:
+    """Fetch a run and what it builds on, train it, give it back meanwhile; returns the exit code.
+
+    A signal that asks to stop is passed on, and what was saved then is given back as well.
+    """
+    store = Store(url)
+    words = [*processes.python_words("runner.launch"), str(folder), "--trust", "--launch"]
+    if debug:
+        words.append("--debug")
+    try:
+        _fetch_run(store, folder)
+        with _passing_signals_on(words) as process:
+            _give_meanwhile(store, folder, process)
+            _give_at_last(store, folder)
+        code = process.returncode
+        return code if code >= 0 else code_of(-code)
+    except RunnerError as error:
+        print_error(error)
+        return error.code
+
+
+def _fetch_run(store: Store, folder: Path) -> None:
+    if not store.fetch(folder):
+        raise ConfigError(
+            Fault(
+                where="--store",
+                found=f"no copy of {folder} in {store.url}",
+                expected="the run that a command with launcher.store has put there",
+                fix="the same command again, which puts it there",
+            )
+        )
+    for used in set(Run(folder).manifest().get("uses", {}).values()):
+        store.fetch(Path(used), is_newest=False)
+
+
+@contextlib.contextmanager
+def _passing_signals_on(words: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
+    with signals.handle_signals(lambda number, _: process.send_signal(number)):
+        yield process
+
+
+def _give_meanwhile(store: Store, folder: Path, process: "subprocess.Popen[bytes]") -> None:
+    """Give a run back until its process ends: each checkpoint at once, all else now and then."""
+    run = Run(folder)
+    seals = list(run.checkpoints.glob(f"*/{SEAL}"))
+    due = time.monotonic() + PAUSE
+    while process.poll() is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(POLL)
+        new_seals = list(run.checkpoints.glob(f"*/{SEAL}"))
+        if new_seals == seals and time.monotonic() < due:
+            continue
+        # What cannot be given now is given the next time.
+        with contextlib.suppress(EnvironmentFault):
+            store.give(folder)
+            seals = new_seals
+        due = time.monotonic() + PAUSE
+
+
+def _give_at_last(store: Store, folder: Path) -> None:
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            store.give(folder)
+            return
+        except EnvironmentFault as error:
+            if attempt == ATTEMPTS:
+                raise
+            print(f"store     {error.faults[0].found}; once more in {PAUSE:g} s", file=sys.stderr)
+            time.sleep(PAUSE)

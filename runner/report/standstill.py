@@ -1,0 +1,97 @@
+"""The note on a finished run whose training has moved nothing beyond the noise of its steps.
+
+The figure is the loss where a trainer learns from rows, and the reward where it learns from what it
+samples, whose losses do not fall. ``verdict`` tells of runs that became worse.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, median
+
+from runner.report.judged_score import judge_score
+from runner.report.number import plural
+from runner.run.alarms import EARNED, Change
+from runner.run.history import curve
+from runner.run.record import RunRecord
+from runner.schema.literal import number
+
+MIN_VALUES = 15  # logged ones; with fewer, nobody can tell a slow start from none
+SIGMAS = 1.5  # a change within so many standard errors may be chance
+# A held-out loss that has changed by this share says that the model has learnt something.
+HELD_OUT_SHARE = 0.01
+# The median of the absolute difference of two normal numbers, as a multiple of their deviation.
+MEDIAN_DIFFERENCE = 0.954
+FORMS_WITH_LOSS = ("demonstration", "preference", "unpaired")
+
+
+def describe_standstill(run: RunRecord, held_out: Sequence[Change]) -> str | None:
+    """A line on a run that has learnt nothing that can be seen, with what to type; None otherwise.
+
+    The ``held_out`` figures are measured on the same rows before and after. Where a loss among them
+    has moved, or the score that judges the run is better, nothing is said.
+    """
+    name = _progress_figure(run)
+    _, values = curve(run.lines, name)
+    if len(values) < MIN_VALUES or has_moved(values):
+        return None
+    score = judge_score(run)
+    if score and score.is_better and not score.is_chance:
+        return None
+    for figure in held_out:
+        is_moved = abs(figure.after - figure.before) > HELD_OUT_SHARE * abs(figure.before)
+        if figure.kind == "loss" and is_moved:
+            return None
+    third = len(values) // 3
+    change = f"{number(fmean(values[:third]))} -> {number(fmean(values[-third:]))}"
+    steps = plural(run.status["step"], "step")
+
+    # What to type.
+    key = "trainer.args.learning_rate"
+    if run.cfg.get("learning_rate") is not None:
+        key = "learning_rate"
+    rate = run.experiment.trainer.args.get("learning_rate")
+    fix = f"a higher {key}="
+    if isinstance(rate, int | float):
+        fix = f"{key}={number(10 * rate)}, ten times its rate"
+    return (
+        f"the {name} has not moved beyond its noise in {steps}, {change} with a scatter of "
+        f"{number(scatter_of(values), 2)}: {fix}, or more steps"
+    )
+
+
+def _progress_figure(run: RunRecord) -> str:
+    """The name of the logged figure that moves when a run learns; empty where there is none."""
+    trainer = run.experiment.trainer
+    if trainer.is_online:
+        for name in EARNED:
+            if name in run.logged:
+                return name
+    return "loss" if trainer.form in FORMS_WITH_LOSS else ""
+
+
+def has_moved(values: Sequence[float]) -> bool:
+    """True where the last third differs from the beginning by more than chance.
+
+    The beginning is the first two values, the first eighth or the first third, because a loss may
+    fall in a few steps and then stay, or all the time.
+    """
+    scatter = scatter_of(values)
+    third = len(values) // 3
+    end = fmean(values[-third:])
+    for count in (2, len(values) // 8, third):
+        error = scatter * math.sqrt(1 / max(count, 1) + 1 / third)
+        if abs(fmean(values[: max(count, 1)]) - end) > SIGMAS * error:
+            return True
+    return False
+
+
+def scatter_of(values: Sequence[float]) -> float:
+    """The standard deviation of a value around its trend, which single outliers do not change.
+
+    It is that of the differences of neighbours, in which a trend is nearly nothing.
+    """
+    differences = []
+    for i in range(1, len(values)):
+        difference = abs(values[i] - values[i - 1])
+        differences.append(difference)
+    return median(differences) / MEDIAN_DIFFERENCE
