@@ -6,8 +6,8 @@ from runner.command import VERBS
 
 HELP = (
     "python -m runner sync outputs/<name>/<run> tracker=wandb",
-    VERBS["sync"]
-    + " that was not chosen when they were trained: the figures of each step, the held-out scores, the frozen config and tags, "
+    VERBS["sync"] + " that was not chosen when they were trained: the figures of each step, the "
+    "held-out scores, the frozen config and tags, "
     "as if the tracker had been there from the first step. Of outputs/<name>, every run is sent. "
     "What a tracker has is not sent again; what a run has logged since then is. No model is sent, "
     "and nothing leaves this machine unless tracker.mode=online is typed.",
