@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from runner.__main__ import main
+from runner.__main__ import main, read_command_line
 from runner.config.provenance import read_settings
-from runner.io.files import MENU
+from runner.io.files import MENU, write_json
+from runner.launch.compose.stages import compose_runs
+from runner.run import Run, open_run
 
 
 def why(capsys, *words, code=0):
@@ -147,6 +149,62 @@ def test_a_wrong_configuration_can_be_asked_about(capsys):
     assert "is  1  command line" in text
 
 
+# --- Of a run -------------------------------------------------------------------------------------
+
+
+def opened(*words):
+    """The folders of the runs that the command of these words would train."""
+    line = read_command_line(words)
+    folders = []
+    for composed in compose_runs(line.overrides, line.folders):
+        run = open_run(composed.cfg, composed.overrides, composed.command, composed.choices)
+        folders.append(run.folder)
+    return folders
+
+
+@pytest.mark.slow
+def test_a_value_of_a_run_comes_from_its_command_and_from_its_file_once_that_has_changed(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text("trainer: dpo\ntrainer.args.max_steps: 7\nname: mine\n")
+    (folder,) = opened("own.yaml", "seed=3")
+    shown = folder.relative_to(tmp_path)
+    assert "is    3  command line\n" in why(capsys, "seed", "mine")
+    text = why(capsys, "max_steps", "mine")
+    assert text.startswith("trainer.args.max_steps = 7\n  is    7   own.yaml:2\n")
+    Path("own.yaml").write_text("trainer: dpo\ntrainer.args.max_steps: 9\nname: mine\n")
+    text = why(capsys, "max_steps", "mine")
+    line = (folder / "config.yaml").read_text().splitlines().index("    max_steps: 7") + 1
+    assert f"= 7\n  is    7   {shown}/config.yaml:{line}  (what gave it has changed" in text
+    assert "  over  9   own.yaml:2\n" in text
+    adjustment = {"kind": "halving", "step": 4, "cause": "no memory", "from_step": 2}
+    write_json(folder / "adjustments.json", {"adjustments": [{**adjustment, "args": {"x": 1}}]})
+    assert "adjusted  step 4: no memory; again from step 2 with x=1" in why(capsys, "seed", "mine")
+    Path("own.yaml").unlink()
+    text = why(capsys, "max_steps", "mine")
+    assert f"is    7   {shown}/config.yaml:{line}\n" in text
+    assert "note      its command can no longer be composed: " in text
+    (folder / "manifest.json").unlink()
+    assert "note      no command is recorded in its manifest.json" in why(capsys, "seed", "mine")
+    assert f"why seed {shown}\n" in why(capsys, "sed", "mine", code=2)
+
+
+@pytest.mark.slow
+def test_a_value_of_a_stage_and_one_of_a_repetition_have_the_places_of_the_first_command(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    *_, ppo = opened("experiment=toy_rlhf", "ppo.learning_rate=2e-4")
+    text = why(capsys, "kl_coef", str(ppo.relative_to(tmp_path)))
+    assert "kl_coef = 0.1\n  is    0.1   conf/experiment/toy_rlhf.yaml:" in text
+    assert "is    2e-4  command line" in why(capsys, "learning_rate", "toy-rlhf-ppo")
+    again = open_run(Run(ppo).cfg | {"name": "again"}, [], ["reproduce", f"{Run(ppo)}"])
+    text = why(capsys, "learning_rate", str(again))
+    assert "is    2e-4  command line" in text
+    assert "name = again\n  is    again " in why(capsys, "name", str(again))
+
+
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -155,7 +213,7 @@ def test_a_wrong_configuration_can_be_asked_about(capsys):
         (["path"], "dataset.path, model.path, model.tokenizer.path"),
         (["zzz"], "no such key"),
         ([], "no key"),
-        (["seed", "outputs/name/run"], "what a run froze is in its config.yaml"),
+        (["seed", "outputs/name/run", "seed=1"], "python -m runner why seed outputs/name/run\n"),
         (["seed", "trainer=dop"], "trainer=dpo"),
         (["seed", "-m", "seed=1,2"], "one configuration"),
     ],

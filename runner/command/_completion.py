@@ -6,16 +6,14 @@ ends with ``=``, ``.`` or ``/`` goes on.
 """
 
 import os
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain, pairwise
 from pathlib import Path
 
-from runner.command import VERBS
+from runner.command import CFG, OF_ROWS, PRINTING, VERBS
 from runner.command._option import options_of
 from runner.command._typed_words import Candidates, TypedWords
-from runner.command._words import CFG, OF_ROWS, PRINTING
 from runner.config.menu import find_menu_here
 from runner.config.override import HELD
 from runner.errors import ConfigError, Fault
@@ -58,15 +56,17 @@ def complete(words: Sequence[str]) -> Candidates:
     overrides = [word for word in typed if "=" in word]
     configuration = TypedWords(overrides, _folders_of(typed))
     stage, dot, rest = current.partition(".")
+    candidates: Candidates = {}
     if dot and stage in configuration.stages:
-        inner = complete([*configuration.stages[stage], *overrides, rest])
-        is_key = re.compile(r".*=|.*\.$")
-        return {f"{stage}.{word}": text for word, text in inner.items() if is_key.match(word)}
+        inner = complete([*configuration.stages[stage], *typed, rest])
+        for word, text in inner.items():
+            if "=" in word or word.endswith("."):  # no verb, and no run
+                candidates[f"{stage}.{word}"] = text
+        return candidates
 
     plain = [word for word in typed if "=" not in word and not word.startswith("-")]
     verb = plain[0] if plain and plain[0] in VERBS else "train"
     last = typed[-1] if typed else ""
-    candidates: Candidates = {}
     if last in FOLDER_FLAGS:
         candidates = list_paths(current)
     elif last in ("--cfg", "-c"):
@@ -81,8 +81,8 @@ def complete(words: Sequence[str]) -> Candidates:
         candidates |= _words_of(verb, current, configuration)
         if plain == ["why"]:
             candidates = {word.rstrip("="): text for word, text in candidates.items()}
-    meant = {word: text for word, text in candidates.items() if word.startswith(current)}
-    return meant or list_paths(current)
+    matching = {word: text for word, text in candidates.items() if word.startswith(current)}
+    return matching or list_paths(current)
 
 
 def _words_of(verb: str, current: str, configuration: TypedWords) -> Candidates:
@@ -132,14 +132,16 @@ def _folders_of(words: Sequence[str]) -> list[Path]:
 def list_paths(beginning: str) -> Candidates:
     """The files and folders that begin so; no folder of a run goes on."""
     folder = beginning[: beginning.rfind("/") + 1]
-    paths: Candidates = {}
+    names: list[str] = []
     with suppress(OSError):
-        for name in sorted(os.listdir(os.path.expanduser(folder) or ".")):
-            path = f"{folder}{name}"
-            place = Path(path).expanduser()
-            if name.startswith(".") or not path.startswith(beginning):
-                continue
-            if place.is_dir() and not is_run(place):
-                path += "/"
-            paths[path] = ""
+        names = os.listdir(os.path.expanduser(folder) or ".")
+    paths: Candidates = {}
+    for name in sorted(names):
+        path = f"{folder}{name}"
+        if name.startswith(".") or not path.startswith(beginning):
+            continue
+        place = Path(path).expanduser()
+        if place.is_dir() and not is_run(place):
+            path += "/"
+        paths[path] = ""
     return paths

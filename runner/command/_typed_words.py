@@ -19,10 +19,10 @@ from runner.config.override import dotted_key, expand
 from runner.io.files import MENU
 from runner.schema.description import read_descriptions
 from runner.schema.literal import to_text
-from runner.schema.read import Parameter
+from runner.schema.read import Parameter, Signature
 from runner.schema.text import Node
 from runner.validate.context import EXPERIMENT, PLAIN_GROUPS, TOP, ValidationContext, keys_of
-from runner.validate.values_at_keys import list_texts
+from runner.validate.values_at_keys import texts_at
 
 Candidates = dict[str, str]  # words with their descriptions
 
@@ -72,8 +72,9 @@ class TypedWords:
         node, _ = read_option(group, self.option(group), self.folders)
         changes = self.experiment.get(group)
         if isinstance(changes, dict):
-            # What it sets inside of a node has no target of its own.
-            node = {**node, **changes} if "_target_" in changes else {**changes, **node}
+            # Unless it names a target, the nodes inside of it have none either.
+            is_whole = "_target_" in changes
+            node = {**node, **changes} if is_whole else {**changes, **node}
         for word in self.overrides:
             if dotted_key(word) == f"{group}._target_":
                 node = {"_target_": word.partition("=")[2]}
@@ -90,8 +91,10 @@ class TypedWords:
                 candidates[f"{group}."] = "its keys"
         if not groups:
             texts = read_descriptions(f"{EXPERIMENT}.Experiment")
-            candidates |= {f"{name}=": texts.get(name, "") for name in TOP}
-            candidates |= {f"{stage}.": "a stage" for stage in self.stages}
+            for name in TOP:
+                candidates[f"{name}="] = texts.get(name, "")
+            for stage in self.stages:
+                candidates[f"{stage}."] = "a stage"
         return candidates
 
     def _inner_keys(self, beginning: str) -> Candidates:
@@ -104,10 +107,13 @@ class TypedWords:
         paths = [f"{group}.{name}" for name in PLAIN_GROUPS.get(group, ())]
         candidates: Candidates = {}
         for path in (*paths, *chain(*context.places.values())):
-            name, dot, _ = path.removeprefix(f"{owner}.").partition(".")
-            is_node = isinstance(node.get(name), dict)
-            if path.startswith(f"{owner}."):
-                candidates[f"{owner}.{name}{'.' if dot or is_node else '='}"] = texts.get(name, "")
+            if not path.startswith(f"{owner}."):
+                continue
+            name, goes_on, _ = path.removeprefix(f"{owner}.").partition(".")
+            end = "="
+            if goes_on or isinstance(node.get(name), dict):
+                end = "."
+            candidates[f"{owner}.{name}{end}"] = texts.get(name, "")
         return candidates
 
     def values(self, key: str) -> Candidates:
@@ -127,7 +133,10 @@ class TypedWords:
         if parameter is None:
             return
         if signature:
-            yield from list_texts(key, parameter, signature, context.trainer)
+            target = str(context.mapping("trainer").get("_target_"))
+            # Only its name is asked for; to read its arguments takes long.
+            trainer = Signature(target, target)
+            yield from texts_at(key, parameter, signature, trainer)
         yield from map(to_text, parameter.type.choices)
         if any(part.kind == "bool" for part in parameter.type.alternatives):
             yield from ("true", "false")

@@ -1,92 +1,64 @@
 """Tells where the value of a key comes from."""
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 from runner.command import CommandLine
-from runner.config import Composed, compose
-from runner.config.adapter_rate import FACTOR_KEY, KEY
+from runner.command._provenance import provenance_of, provenance_of_run
 from runner.config.dialect import find_meanings
-from runner.config.provenance import Provenance, Setting, read_provenance
+from runner.config.provenance import Provenance, Setting
 from runner.errors import ConfigError, Fault
 from runner.io.secrets import hidden
 from runner.io.terminal import print_visible
 from runner.launch.compose import stages
 from runner.report.number import short
 from runner.report.table import Column, format_table
+from runner.run.record import find_runs
 from runner.schema.did_you_mean import nearest
 from runner.schema.literal import to_text
 from runner.schema.text import Config, flatten, select, walk
 from runner.validate.context import ValidationContext
 
 MAX_VALUE_WIDTH = 36  # characters of a value
-# Settings of the model's option that a value computed for the model has replaced.
-OF_MODEL_OPTION = re.compile(r"(?!model\.).*\bmodel/[^/]+\.yaml:")
 
 
 def main(line: CommandLine) -> int:
     """Print where the value of the key comes from, for each configuration that is meant."""
+    if len(line.runs) == 2 and not line.overrides:
+        key, word = line.runs
+        (run,) = find_runs([word], f"why {key}", 1)
+        provenance, notes = provenance_of_run(run)
+        lines = [*explain(key, provenance, [str(run)]), *notes]
+        print_visible(hidden("\n".join(lines)))
+        return 0
     if len(line.runs) != 1:
+        words = line.runs if len(line.runs) == 2 else ["learning_rate", "trainer=dpo"]
         raise ConfigError(
             Fault(
                 where="KEY",
-                found=" and ".join(line.runs) or "no key",
-                expected="one key and the words of one configuration; what a run froze is in its "
-                "config.yaml",
-                fix="python -m runner why learning_rate trainer=dpo",
+                found=" ".join([*line.runs, *line.overrides]) or "no key",
+                expected="one key, and a run or the words of one configuration",
+                fix=shlex.join(["python", "-m", "runner", "why", *words]),
             )
         )
     (key,) = line.runs
-    runs = _compose(line)
+    runs = stages.compose_unchecked(line.overrides, line.folders)
     stage, _, inner_key = key.partition(".")
     of_stage = [composed for composed in runs if inner_key and composed.stage == stage]
     if of_stage:
         runs = of_stage
         key = inner_key
-    lines: list[str] = []
+    lines = []
     for composed in runs:
         if composed.stage:
             if lines:
                 lines.append("")
             lines.append(f"stage {composed.stage}")
-        lines += explain(key, _provenance_of(composed, line), line.overrides)
+        lines += explain(key, provenance_of(composed, line), line.overrides)
     print_visible(hidden("\n".join(lines)))
     return 0
-
-
-def _compose(line: CommandLine) -> list[Composed]:
-    """The configurations that are meant, unchecked if possible: wrong ones are explained, too."""
-    try:
-        composed = compose(line.overrides, line.folders)
-    except ConfigError:  # such as for a reference to another run
-        return stages.compose_runs(line.overrides, line.folders)
-    if "stages" in composed.cfg:
-        return stages.compose_runs(line.overrides, line.folders)
-    return [composed]
-
-
-def _provenance_of(composed: Composed, line: CommandLine) -> Provenance:
-    """The settings of all keys, without those that the runner has replaced for the model."""
-    words = composed.overrides
-    typed = None
-    if composed.stage:
-        words = composed.words
-        typed = composed.overrides
-    provenance = read_provenance(composed.cfg, words, line.folders, typed, composed.stage)
-    if composed.rate:
-        place = provenance.of(FACTOR_KEY)[0].place
-        product = Setting(KEY, composed.rate.product, place, FACTOR_KEY)
-        provenance = replace(provenance, settings=[*provenance.settings, product])
-    if not composed.note:
-        return provenance
-    settings = []
-    for setting in provenance.settings:
-        if not OF_MODEL_OPTION.match(f"{setting.key} {setting.place}"):
-            settings.append(setting)
-    return replace(provenance, settings=settings)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The trackers that the tests do not install, and llama.cpp, each used for real.
+"""What the tests do not install, each used for real: trackers, llama.cpp, lm-evaluation-harness.
 
     python tests/fault/packages.py
 
@@ -16,9 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = "test,wandb,trackio,mlflow,tensorboard,gguf"
+EXTRAS = "test,wandb,trackio,mlflow,tensorboard,gguf,lm_eval"
 OTHERS = ["xllamacpp>=2026.10"]  # llama.cpp's server as a library
-FILES = ["tests/test_tracker.py", "tests/test_gguf.py"]
+FILES = ["tests/test_tracker.py", "tests/test_gguf.py", "tests/test_evaluate.py"]
 
 
 def main() -> int:

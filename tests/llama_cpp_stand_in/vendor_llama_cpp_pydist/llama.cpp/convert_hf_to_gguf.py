@@ -19,23 +19,28 @@ class Tokenizer:
         return self.file.read_text()
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("model", type=Path)
-for option in ("--outfile", "--outtype", "--model-name"):
-    parser.add_argument(option)
-asked = parser.parse_args()
-settings = ModelBase.load_hparams(asked.model, False)
-architecture = settings["architectures"][0]
-Path(asked.outfile).write_text("half of it")
-if architecture != "LlamaForCausalLM":
-    print(f"ERROR:hf-to-gguf:Model {architecture} is not supported", file=sys.stderr)
-    sys.exit(1)
-entries = {
-    "type": asked.outtype,
-    "name": asked.model_name,
-    "rule": TextModel().get_vocab_base_pre(Tokenizer(asked.model)),
-    "settings": settings,
-    "tokenizer": json.loads((asked.model / "tokenizer_config.json").read_text()),
-    "adds_bos": True,
-}
-Path(asked.outfile).write_text(json.dumps(entries))
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", type=Path)
+    for option in ("--outfile", "--outtype", "--model-name"):
+        parser.add_argument(option)
+    asked = parser.parse_args()
+    settings = ModelBase.load_hparams(asked.model, False)
+    architecture = settings["architectures"][0]
+    Path(asked.outfile).write_text("half of it")
+    if architecture != "LlamaForCausalLM":
+        print(f"ERROR:hf-to-gguf:Model {architecture} is not supported", file=sys.stderr)
+        sys.exit(1)
+    entries = {
+        "type": asked.outtype,
+        "name": asked.model_name,
+        "rule": TextModel().get_vocab_base_pre(Tokenizer(asked.model)),
+        "settings": settings,
+        "tokenizer": json.loads((asked.model / "tokenizer_config.json").read_text()),
+        "adds_bos": True,
+    }
+    Path(asked.outfile).write_text(json.dumps(entries))
+
+
+if __name__ == "__main__":
+    main()
