@@ -29,6 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.excepthook = print_uncaught
     try:
         add_working_folder()
+        if words[:1] == ["--shell-completion"]:
+            from runner.command._completion import answer_shell
+
+            return answer_shell(words[1:])
         line = read_command_line(words)
         for note in line.notes:
             print(note, file=sys.stderr)

@@ -331,6 +331,16 @@ def check_library(module: str, where: str, package: str = "") -> None:
     )
 
 
+def taken_port(port: int, error: OSError) -> Fault:
+    """The fault of a port that cannot be listened on."""
+    return Fault(
+        where="port",
+        found=f"{port}: {describe(error)}",
+        expected="a free port",
+        fix="port=0  (any free one)",
+    )
+
+
 def read_column(columns: Mapping[str, Any], name: str, fix: str) -> Sequence[Any]:
     """A column of the rows; raises DataError with this fix if the rows do not have it."""
     if name not in columns:

@@ -23,6 +23,7 @@ from runner.schema.text import select
 from runner.training.components.model import own_tuner
 
 HUB = ("model=hub", "model.path=org/name")
+SHIPPED = ("model=hub", "model.path=runner://model/tiny")  # without the rate of its option
 
 
 def rate_of(*words):
@@ -31,18 +32,7 @@ def rate_of(*words):
     return composed.cfg["learning_rate"]
 
 
-@pytest.mark.parametrize(
-    ("trainer", "rate"),
-    [
-        ("sft", 2e-4),
-        ("dpo", 1e-5),
-        ("kto", 1e-5),
-        ("grpo", 1e-5),
-        ("rloo", 1e-5),
-        ("ppo", 3e-5),
-        ("reward", 1e-3),
-    ],
-)
+@pytest.mark.parametrize(("trainer", "rate"), [("sft", 2e-4), ("dpo", 1e-5), ("ppo", 3e-5)])
 def test_lora_learns_at_ten_times_the_rate_of_each_trainer(trainer, rate):
     assert rate_of(f"trainer={trainer}", *HUB, "peft=lora") == rate
     usual = float(read_options("trainer")[trainer]["learning_rate"])
@@ -55,7 +45,7 @@ def test_lora_learns_at_ten_times_the_rate_of_each_trainer(trainer, rate):
         (["peft=qlora", *HUB], 2e-4),
         (["peft=prompt", *HUB], 2e-2),
         (["peft=freeze", *HUB], 2e-5),
-        (["peft=lora"], 1e-3),  # the model that ships brings 1e-4
+        (["peft=lora"], 1e-4),  # the model that ships brings it for its size
         (["peft=lora", *HUB, "learning_rate=2e-5"], 2e-5),
         (["peft=lora", *HUB, "peft.learning_rate_factor=5"], 1e-4),
         (["peft=lora", *HUB, "peft.learning_rate_factor=null"], 2e-5),
@@ -155,7 +145,7 @@ def test_a_factor_that_is_typed_beside_a_rate_is_a_fault():
     (fault,) = caught.value.faults
     assert fault.where == "peft.learning_rate_factor"
     with pytest.raises(ConfigError) as caught:
-        compose_runs(["peft=lora", "peft.learning_rate_factor=-5"])
+        compose_runs(["peft=lora", "peft.learning_rate_factor=-5", *SHIPPED])
     assert caught.value.faults[0].expected == "above 0"
 
 
@@ -167,16 +157,16 @@ def test_why_and_the_plan_say_where_the_rate_comes_from(tmp_path, monkeypatch, c
     assert re.match(r"  is    10 x 1e-6 +conf/peft/lora.yaml:\d+  \(peft.learning_rate", adapter)
     assert re.match(r"  over  1e-6 +conf/trainer/dpo.yaml:\d+", trainer)
 
-    assert main(["-m", "peft=none,lora,ia3", "--dry-run"]) == 0
+    assert main(["-m", "peft=none,lora,ia3", *SHIPPED, "--dry-run"]) == 0
     rates = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rate")]
     assert rates[0] == (
-        "rate      0.001, 10 times the 0.0001 of all weights, for peft=lora; learning_rate= sets "
+        "rate      0.0002, 10 times the 2e-5 of all weights, for peft=lora; learning_rate= sets "
         "another"
     )
     assert len(rates) == 2
 
-    assert main(["peft=lora", "--cfg", "job"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out)["learning_rate"] == 0.001
+    assert main(["peft=lora", *SHIPPED, "--cfg", "job"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["learning_rate"] == 0.0002
 
 
 @pytest.mark.parametrize("state", ["interrupted", "finished"])
@@ -184,25 +174,26 @@ def test_a_run_that_began_with_the_rate_of_all_weights_goes_on_with_it(
     state, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    earlier = compose(["peft=lora", "learning_rate=1e-4"]).cfg
+    words = ["peft=lora", *SHIPPED]
+    earlier = compose([*words, "learning_rate=2e-5"]).cfg
     del earlier["peft"]["learning_rate_factor"]
-    run = open_run(earlier, ["peft=lora"])
+    run = open_run(earlier, words)
     run.set_status(state, step=3)
-    (composed,) = compose_runs(["peft=lora"])
-    assert composed.cfg["learning_rate"] == 1e-4
-    assert main(["peft=lora", "--dry-run"]) == 0
-    out = capsys.readouterr().out
-    assert f"rate      0.0001, with which {run} began; learning_rate=0.001" in out.replace(
-        f"{tmp_path}/", ""
-    )
-    assert re.search(f"^{state} +{run}$", out, re.MULTILINE)
+    (composed,) = compose_runs(words)
+    assert composed.cfg["learning_rate"] == 2e-5
+    open_run(composed.cfg | {"on_sick": "rollback"}, words)  # which freezes its config again
+    assert main([*words, "--dry-run"]) == 0
+    out = capsys.readouterr().out.replace(f"{tmp_path}/", "")
+    assert f"rate      2e-5, with which {run} began; learning_rate=0.0002" in out
+    assert out.splitlines()[-1].split() == [state, str(run)]
     # The words that the note tells make another run.
-    (anew,) = compose_runs(["peft=lora", "learning_rate=0.001"])
+    (anew,) = compose_runs([*words, "learning_rate=0.0002"])
     assert key_of(anew.cfg) != key_of(earlier)
     # A run of today that was given the old rate is not taken for the one without.
-    open_run(compose(["peft=lora", "seed=1", "learning_rate=1e-4"]).cfg, ["peft=lora", "seed=1"])
-    (seeded,) = compose_runs(["peft=lora", "seed=1"])
-    assert seeded.cfg["learning_rate"] == 0.001
+    words.append("seed=1")
+    open_run(compose([*words, "learning_rate=2e-5"]).cfg, words)
+    (seeded,) = compose_runs(words)
+    assert seeded.cfg["learning_rate"] == 2e-4
 
 
 def test_an_imported_adapter_keeps_the_default_of_its_tool(tmp_path):
@@ -214,11 +205,11 @@ def test_an_imported_adapter_keeps_the_default_of_its_tool(tmp_path):
 
 def test_a_report_shows_the_rate_and_not_the_factor():
     words = ("peft=none", "peft=lora", "peft=ia3")
-    axes = axes_of([compose([word]).cfg for word in words])
+    axes = axes_of([compose([word, *HUB]).cfg for word in words])
     assert [axis.key for axis in axes] == ["peft"]
-    earlier = compose(["peft=lora", "learning_rate=1e-4"]).cfg
+    earlier = compose(["peft=lora", *HUB, "learning_rate=2e-5"]).cfg
     del earlier["peft"]["learning_rate_factor"]
-    axes = axes_of([earlier, compose(["peft=lora"]).cfg])
+    axes = axes_of([earlier, compose(["peft=lora", *HUB]).cfg])
     assert [axis.key for axis in axes] == ["learning_rate"]
 
 

@@ -92,8 +92,8 @@ def test_it_deletes_only_on_request_what_it_lists_first(group, capsys, monkeypat
         assert (group / THIRD).exists() is is_there
     assert "? (y/N) freed     " in capsys.readouterr().out
     after = files_of(group.parent)
-    assert after.items() <= before.items() | {(f"kl/{clean.INDEX}", after.get(f"kl/{clean.INDEX}"))}
-    assert {path.name for path in group.iterdir()} - {clean.INDEX} == {FIRST, SECOND}
+    assert after.items() <= before.items() | {(f"kl/{INDEX}", after.get(f"kl/{INDEX}"))}
+    assert {path.name for path in group.iterdir()} - {INDEX} == {FIRST, SECOND}
 
 
 def test_a_finished_run_keeps_its_model_and_one_that_is_not_its_newest_checkpoint(group, capsys):
@@ -262,7 +262,7 @@ def test_wrong_words_and_places_are_refused(group, capsys, words, code):
     for beat in ("found ", "expected ", "type "):
         assert beat in stderr
     assert {
-        name: digest for name, digest in files_of(Path(".")).items() if clean.INDEX not in name
+        name: digest for name, digest in files_of(Path(".")).items() if INDEX not in name
     } == before
 
 

@@ -4,8 +4,11 @@ import itertools
 import json
 import math
 import shutil
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,11 +16,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from runner.__main__ import main, read_command_line
+from runner.errors import ConfigError
 from runner.io.files import PACKAGE, read_json
 from runner.launch.compose.stages import compose_runs
+from runner.metric.ask import ask_live
+from runner.metric.harness import _task_manager
 from runner.metric.paired import compare, resampled_means
 from runner.run import open_run
 from runner.run.seal import seal
+from runner.training.components.scorers import build_metrics
 from runner.training.held_out_scores import held_out_scores
 
 TINY = PACKAGE / "model" / "tiny"
@@ -325,3 +332,136 @@ def test_scores_of_a_training_are_neither_clocks_nor_memory():
     assert held_out_scores(
         SimpleNamespace(eval_dataset=[0], evaluate=lambda: figures, args=args)
     ) == {"eval_loss": 1.0}
+
+
+# --- lm-evaluation-harness ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def harness(monkeypatch):
+    """A stand-in for the library, which notes what it is asked and knows two tasks."""
+    asked = []
+
+    class Manager:
+        def __init__(self, include_path=None):
+            self.known = {"arc_easy", "sort"}
+
+        def match_tasks(self, names):
+            return [name for name in names if name in self.known]
+
+    class Served:
+        def __init__(self, pretrained, tokenizer, **settings):
+            tokenizer.pad_token = tokenizer.eos_token  # as the library may
+            self.model = pretrained
+
+    def simple_evaluate(model, tasks, task_manager, **settings):
+        asked.append((tasks, settings))
+        share = sum(parameter.sum().item() for parameter in model.model.parameters()) % 1
+        results = {}
+        for task in tasks:
+            results[task] = {"alias": task, "acc,none": share, "acc_stderr,none": 0.1, "n": 3}
+            results[task]["em,strict"] = 1.0
+        return {"results": results}
+
+    for name, content in {
+        "lm_eval": {"simple_evaluate": simple_evaluate},
+        "lm_eval.models": {},
+        "lm_eval.models.huggingface": {"HFLM": Served},
+        "lm_eval.tasks": {"TaskManager": Manager},
+    }.items():
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    _task_manager.cache_clear()
+    yield asked
+    _task_manager.cache_clear()
+
+
+def test_tasks_of_the_harness_are_written_and_shown_with_their_errors(evaluate, harness):
+    words = ("model=tiny", "lm_eval=[arc_easy, sort]", "limit=7", "num_fewshot=2", "batch_size=4")
+    figures, _, streams = evaluate(*words)
+    ((tasks, settings),) = harness
+    assert tasks == ["arc_easy", "sort"]
+    assert settings.items() >= {"limit": 7, "num_fewshot": 2, "apply_chat_template": False}.items()
+    assert figures["scores"].keys() == {
+        *("arc_easy/acc", "arc_easy/em,strict", "sort/acc", "sort/em,strict")
+    }
+    assert figures["errors"] == {"arc_easy/acc": 0.1, "sort/acc": 0.1}
+    assert figures["asked"]["num_fewshot"] == 2
+    assert "± 0.1" in streams.out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["lm_eval=[arc_easy,nowhere]"], "no task nowhere"),
+        (["lm_eval=[]"], "tasks for a language model"),
+        (["head=score", "lm_eval=sort"], "a reward model, which writes nothing"),
+        (["num_fewshot=2"], "lm_eval="),
+        (["lm_eval=sort", "include_path=tasks"], "names Python code"),
+        (["lm_eval=sort", "include_path=nowhere"], "no folder nowhere"),
+    ],
+)
+def test_tasks_that_cannot_be_run_are_refused(evaluate, harness, tmp_path, words, told):
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "sort.yaml").write_text("task: sort\nprocess_docs: !function x.y\n")
+    assert told in evaluate("model=tiny", *words, code=2)[2].err
+    assert not harness
+    if words[-1] == "include_path=tasks":
+        evaluate("model=tiny", *words, "trust_remote_code=true")
+        assert harness
+
+
+def test_a_missing_harness_is_told_with_what_to_install(evaluate, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    told = evaluate("model=tiny", "lm_eval=[sort]", code=5)[2].err
+    assert "pip install 'lm-eval>=0.4.13'" in told
+
+
+def test_the_harness_as_a_metric_is_asked_with_the_model_and_its_limit(harness):
+    metrics = compose_runs(["metric=lm_eval", "metric.lm_eval.limit=5"])[0].experiment.metrics
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    padding = tokenizer.pad_token
+    (metric,) = build_metrics(metrics, tokenizer)
+    state = torch.get_rng_state()
+    numbers = ask_live(metric, model, tokenizer)
+    assert list(numbers) == ["lm_eval_arc_easy/acc", "lm_eval_arc_easy/em,strict"]
+    assert harness[0][1]["limit"] == 5
+    assert tokenizer.pad_token == padding, "the library is given a copy"
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_reward_model_has_no_tasks_of_the_harness():
+    with pytest.raises(ConfigError, match="a reward model gives one score per text"):
+        compose_runs(["trainer=reward", "metric=lm_eval"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed")
+def test_a_task_of_ones_own_with_the_real_harness(runner):
+    tasks = runner.folder / "tasks"
+    tasks.mkdir()
+    lines = []
+    for text in (PACKAGE / "dataset/toy_sort/eval.jsonl").read_text().splitlines()[:20]:
+        row = json.loads(text)
+        choices = [row["chosen"][0]["content"], row["rejected"][0]["content"]]
+        lines.append(json.dumps({"digits": row["digits"], "choices": choices}))
+    (tasks / "sort.jsonl").write_text("\n".join(lines))
+    page = (Path(__file__).parent.parent / "conf" / "metric" / "README.md").read_text()
+    task = page.partition("```yaml\n")[2].partition("```")[0]
+    (tasks / "sort.yaml").write_text(task)
+    words = ("lm_eval=[sort]", "include_path=tasks", "apply_chat_template=true")
+    done = runner("evaluate", "model=tiny", *words, "to=out.json")
+    assert "sort/acc" in done.stdout
+    figures = read_json(runner.folder / "out.json")
+    assert figures["scores"]["sort/acc"] > 0.8
+    assert "sort/acc" in figures["errors"]
+    named = [f"metric.lm_eval.{word}" for word in words[1:]]
+    few = ("trainer.args.max_steps=1", "dataset.limit.train=64", "dataset.limit.eval=8")
+    runner("trainer=sft", "name=x", "metric=lm_eval", "metric.lm_eval.tasks=[sort]", *named, *few)
+    (folder,) = runner.runs("x")
+    scores = read_json(folder / "scores.json")
+    assert scores["before"]["eval_lm_eval_sort/acc"] == figures["scores"]["sort/acc"]
+    assert "eval_lm_eval_sort/acc" in scores["after"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from huggingface_hub import ModelCard
 from laid import lay_run, write
 
 from runner.__main__ import main
@@ -164,6 +165,13 @@ def test_the_card_tells_what_the_model_is_and_how_to_get_it_again(laid):
     assert fields["pipeline_tag"] == "text-generation"
     assert "dpo" in fields["tags"]
     assert "| exact | 0 | 0.5 |" in text
+    assert "How it was made" not in text
+    (result,) = ModelCard(card).data.eval_results
+    assert (result.metric_type, result.metric_value, result.dataset_name) == (
+        "exact",
+        0.5,
+        "toy_sort",
+    )
     assert "| `kl_coef` | `0.3` | `0.1` |" in text
     assert "python -m runner trainer=dpo dataset=toy_sort kl_coef=0.3 name=x" in text
     assert "![loss](plots/loss.png)" in text
@@ -201,6 +209,46 @@ def test_the_base_model_is_followed_through_the_runs_below(tmp_path, monkeypatch
         )
         is None
     )
+
+
+def test_the_card_tells_the_runs_below_and_all_of_their_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "outputs"
+    lay_run(
+        root / "sft" / "run",
+        after={"eval_loss": 0.25},
+        words=["trainer=sft", "name=sft"],
+        model={"path": "org/base"},
+        dataset={"parts": {"a": {"path": "org/one"}, "b": {"path": "rows.jsonl"}}},
+        trainer={"_target_": "trl.SFTTrainer"},
+        peft={"_target_": "peft.LoraConfig"},
+    )
+    lay_run(
+        root / "judge" / "run",
+        words=["trainer=reward", "name=judge"],
+        model={"path": "outputs/sft/run/model"},
+        dataset={"path": "org/two"},
+        trainer={"_target_": "trl.RewardTrainer"},
+    )
+    for name in ("sft", "judge"):
+        (root / name / "run" / "model").mkdir()
+    last = lay_run(
+        root / "ppo" / "run",
+        words=["trainer=ppo", "name=ppo"],
+        model={"path": "outputs/sft/run/model"},
+        dataset={"path": "org/one"},
+        reward={"model": {"path": "outputs/judge/run/model"}},
+        trainer={"_target_": "runner.ppo.PPOTrainer"},
+    )
+    _, head, text = to_card(read_run(last), ["as trained"]).split("---\n", 2)
+    fields = yaml.safe_load(head)
+    assert fields["datasets"] == ["org/one", "org/two"]
+    assert (fields["base_model"], fields["base_model_relation"]) == ("org/base", "finetune")
+    assert "| sft | SFT with Lora | org/base | rows of its own | loss 0 -> 0.25 |" in text
+    assert "| judge | Reward | sft | org/two |" in text
+    assert "| ppo | PPO | sft | org/one |" in text
+    commands = [line for line in text.splitlines() if line.startswith("python -m runner")]
+    assert [line.split("name=")[1] for line in commands] == ["sft", "judge", "ppo"]
 
 
 @pytest.mark.slow

@@ -35,7 +35,11 @@ FIRST, *OTHERS = (page.read_text(encoding="utf-8") for page in PAGES)
 TEXT = "\n".join([FIRST, *OTHERS])
 BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT.replace("\\\n", ""), re.S)
 LINES_OF_BLOCKS = "\n".join(BLOCKS).splitlines()
-COMMANDS = [line.rpartition("&& ")[2] for line in LINES_OF_BLOCKS if "python -m runner" in line]
+COMMANDS = [
+    line.rpartition("&& ")[2].partition(" | ")[0]
+    for line in LINES_OF_BLOCKS
+    if "python -m runner" in line
+]
 
 
 def write_experiment_files(command):
@@ -192,3 +196,15 @@ def test_the_python_versions_are_those_of_the_project():
         assert named <= {*versions} and named, page
     assert "target-version" not in tools["ruff"]
     assert "python_version" not in tools["mypy"]
+
+
+@pytest.mark.slow
+def test_the_chain_of_the_first_page_runs(tmp_path, monkeypatch):
+    """Each training of the block, in two steps; what comes after it is tested by its verbs."""
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```\n(python -m runner name=first.*?)```", FIRST, re.S)
+    commands = [shlex.split(line, comments=True)[3:] for line in block.splitlines()]
+    trainings = [words for words in commands if words[0].startswith("name=")]
+    assert len(trainings) == 2
+    for words in trainings:
+        assert main([*words, "trainer.args.max_steps=2"]) == 0

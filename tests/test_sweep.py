@@ -693,11 +693,11 @@ def test_a_sweep_in_chaos_finishes_the_healthy_jobs_and_then_exactly_the_others(
     printed = {
         line.split()[1]: line
         for line in done.stdout.splitlines()
-        if line.startswith("failed    job-")
+        if line.startswith("failed    chaos.job-")
     }
     wanted = {1: "SIGKILL", 2: "sys.exit(0)"}
     for job, why in wanted.items():
-        assert why in printed[f"job-{job}"]
+        assert why in printed[f"chaos.job-{job}"]
     assert len(printed) == 2
     (runner.folder / "healed").touch()
     again = runner(*words)

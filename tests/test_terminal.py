@@ -165,6 +165,8 @@ MODEL = "model.path=MODEL"
             [
                 "trainer=dpo",
                 "dataset=toy_reviews",
+                "peft=lora",
+                "peft.r=4",
                 "quant=4bit",
                 "template=chatml",
                 "dataset.limit.train=100",

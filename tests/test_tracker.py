@@ -4,6 +4,7 @@ after a resume.
 
 import itertools
 import json
+import math
 import os
 import shutil
 import sqlite3
@@ -19,17 +20,18 @@ from types import SimpleNamespace
 import pytest
 from laid import lay_run
 
+from runner.__main__ import main
 from runner.config import compose
 from runner.config.experiment import Tracking
 from runner.config.menu import read_options
 from runner.errors import ConfigError, EnvironmentFault
 from runner.launch import worker
 from runner.launch.compose.stages import compose_runs
-from runner.run import Run
+from runner.run import Run, locked, open_run
 from runner.run.key import key_of
 from runner.schema.upstream.trackers import QUIET_MODES, TRACKERS
 from runner.tracker.mlflow import make_database
-from runner.tracker.variable import id_of, set_variables, variables_of
+from runner.tracker.variable import id_of, note_complete, sent_until, set_variables, variables_of
 from runner.validate.libraries import find_missing_libraries, find_unset_variables
 
 FEW = (
@@ -446,6 +448,88 @@ def test_others_are_those_of_the_library_in_a_database_for_all_runs(runner):
     with sqlite3.connect(runner.folder / "outputs" / "trackio" / "runner.db") as base:
         assert len({name for (name,) in base.execute("select run_name from metrics")}) == 2
     assert not (Path(runner.environment["HF_HOME"]) / "trackio").exists()
+
+
+# --- Runs that are over ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def over(tmp_path, monkeypatch):
+    """A run of a name that is over, with two logged steps, and what a command prints."""
+    monkeypatch.chdir(tmp_path)
+    (composed,) = compose_runs(["trainer=sft", "name=x"])
+    run = open_run(composed.cfg, composed.overrides, composed.command)
+    lines = [{"step": 0, "eval_loss": 2.0, "max_steps": 3}, {"step": 2, "loss": 1.0, "lr": None}]
+    run.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    run.set_status("interrupted", step=2)
+    return run
+
+
+@pytest.mark.slow
+@needs("tensorboard")
+def test_sync_sends_a_run_once_and_then_what_it_has_logged_since(over, capfd):
+    words = ["sync", "outputs/x", "tracker=tensorboard", "tracker.tags=[late]"]
+    assert main(words) == 0
+    assert capfd.readouterr().out == f"sent      {over} to tensorboard: 2 logged steps\n"
+    assert figures_of(over) == {"eval/loss": [0], "train/loss": [2]}
+    assert text_of(over, "tags") == "sft, tiny, toy_sort, full, late"
+    assert main(words) == 0
+    assert capfd.readouterr().out == f"there     {over} is in tensorboard already\n"
+    with over.metrics.open("a") as file:
+        file.write(json.dumps({"step": 3, "loss": 0.5, "eval_loss": 1.0}) + "\n")
+    over.set_status("finished", step=3)
+    assert main(words) == 0
+    assert "3 logged steps" in capfd.readouterr().out
+    assert {step for step in figures_of(over)["train/loss"]} == {2, 3}
+    assert not (over.folder / "model").exists()
+    shutil.rmtree(over.folder / "tensorboard")
+    (over.folder / "tensorboard").write_text("no folder")
+    (over.folder / "tracker.json").unlink()
+    assert main(words) == 5
+    assert "a tracker that takes it" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["x"], 2, "tracker=wandb"),
+        (["x", "tracker=codecarbon"], 2, "told only while a run trains"),
+        (["x", "tracker=mlflow", "seed=1"], 2, "sync has no such key"),
+        (["x", "tracker=dvclive"], 5, "pip install 'dvclive"),
+        (["nowhere", "tracker=tensorboard"], 4, "no such folder"),
+    ],
+)
+def test_what_sync_cannot_send_is_refused(over, capsys, words, code, told):
+    assert main(["sync", *words]) == code
+    assert told in capsys.readouterr().err
+
+
+def test_a_run_that_trains_is_not_sent(over, capsys):
+    over.set_status("running", step=2)
+    with locked(over):
+        assert main(["sync", "x", "tracker=tensorboard"]) == 4
+    assert "a run that is over" in capsys.readouterr().err
+
+
+def test_the_trackers_that_take_a_history_are_those_with_a_callback_of_ours():
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    from runner.tracker.replacement import COMPLETE
+
+    ours = {name for name, kind in INTEGRATION_TO_CALLBACK.items() if kind in COMPLETE}
+    assert ours == {name for name, tracker in TRACKERS.items() if tracker.takes_history}
+    for kind in COMPLETE.values():
+        assert (kind.name or kind.__name__.lower()) in TRACKERS
+
+
+def test_a_tracker_remembers_the_last_step_that_it_has(tmp_path):
+    assert sent_until(tmp_path, "wandb") == -1
+    note_complete(tmp_path, "wandb", 4)
+    assert sent_until(tmp_path, "wandb") == 4
+    note_complete(tmp_path, "wandb")
+    assert sent_until(tmp_path, "wandb") == math.inf
+    (tmp_path / "tracker.json").write_text('{"id": "a-1", "complete": ["mlflow"]}')
+    assert sent_until(tmp_path, "mlflow") == math.inf, "of an earlier version"
 
 
 def wandb_records(path: Path):

@@ -21,12 +21,14 @@ from transformers import (
 )
 
 from runner.__main__ import main
+from runner.command._trained_run import read_trained
 from runner.config.experiment import AdapterPart
 from runner.errors import ConfigError
 from runner.io.files import files_of, read_json, shipped, write_json
 from runner.launch.local import local
 from runner.model.adapter import train_beside, write_adapter
 from runner.model.freeze import train_weights
+from runner.model.joined_adapter import can_join, join_adapters
 from runner.model.load import load_model, load_tokenizer
 from runner.model.merge import write_plain
 from runner.model.reference_model import copy_reference
@@ -354,7 +356,10 @@ def test_an_adapter_on_tied_embeddings_is_merged_into_one_of_the_two(tmp_path):
     ],
 )
 def test_an_adapter_that_could_not_be_saved_is_refused(train, adapter, capsys, words, fix):
-    for base in ((f"model.path={adapter}", "model.merge=true"), ("model=new",)):
+    bases = [("model=new",)]
+    if "trainer=ppo" not in words:
+        bases.append((f"model.path={adapter}", "model.merge=true"))
+    for base in bases:
         done = train("trainer=sft", *words, *base, *FEW)
         assert done.code == 2
         assert fix in capsys.readouterr().err
@@ -439,7 +444,7 @@ KINDS = {
     "merged": (("trainer=sft", "model.path={adapter}", "model.merge=true"), whole),
     "adapter on merged": (
         ("trainer=dpo", "model.path={adapter}", "model.merge=true", "peft=lora"),
-        whole,
+        adapted,
     ),
     "adapter on new": (("trainer=sft", "model=new", "peft=lora_embeddings"), whole),
     "scores by an adapter on new": (("trainer=reward", "model=new", "peft=lora"), scored),
@@ -458,6 +463,10 @@ KINDS = {
     "scores by an adapter": (("trainer=reward", "peft=lora"), scored_by_adapter),
     "critic": (("trainer=ppo",), whole),
     "critic by an adapter": (("trainer=ppo", "peft=lora_embeddings"), adapted),
+    "critic by an adapter on merged": (
+        ("trainer=ppo", "model.path={adapter}", "model.merge=true", "peft=lora"),
+        adapted,
+    ),
     "critic on merged": (
         (
             "trainer=ppo",
@@ -466,7 +475,7 @@ KINDS = {
             "peft=lora",
             "trainer.args.critic=model",
         ),
-        whole,
+        adapted,
     ),
 }
 
@@ -539,11 +548,10 @@ def check_values(folder: Path, values: torch.Tensor) -> None:
     with torch.no_grad():
         states = trunk.eval()(input_ids=IDS).last_hidden_state[0]
         if callable(weights):
-            values = weights(states)
+            computed = weights(states)
         else:
-            values = states @ weights["score.weight"].T + weights["score.bias"]
-        measured = values[:, 0]
-    torch.testing.assert_close(measured, values, atol=2e-4, rtol=0)
+            computed = states @ weights["score.weight"].T + weights["score.bias"]
+    torch.testing.assert_close(computed[:, 0], values, atol=2e-4, rtol=0)
 
 
 @pytest.mark.grid(1)
@@ -581,6 +589,93 @@ def test_an_adapter_with_whole_layers_is_the_start_of_a_next_stage(train, probe,
         figures = [line.get("rewards/margins"), line.get("objective/kl")]
         kl += [figure for figure in figures if figure is not None]
     assert abs(kl[0]) < 1e-4  # the first step starts at its reference, embeddings and all
+
+
+@pytest.mark.slow
+def test_an_adapter_on_a_merged_and_quantised_one_is_joined_with_it(train, adapter):
+    words = ("trainer=dpo", f"model.path={adapter}", "model.merge=true", "peft=qlora")
+    done = train(*words, *FEW)
+    own = PeftModel.from_pretrained(load(adapter, merge=True), done.run.model / "adapter")
+    torch.testing.assert_close(adapted(done.run.model), logits(own), atol=1e-4, rtol=0)
+    run = read_trained(done.run.folder)
+    assert run.model().is_quantized
+    # On rounded weights, as it was trained: neither of the two in full precision.
+    rounded = logits(run.model())
+    assert 1e-3 < (rounded - logits(own)).abs().max() < 2
+    assert torch.equal(rounded, logits(run.model()))
+    assert run.before["eval_rewards/margins"] == 0
+
+
+def lay_adapter(folder, model, base, seed=0, **how):
+    """A new adapter of a model in a folder, with a tokenizer, as one of ``base``."""
+    torch.manual_seed(seed)
+    adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **how))
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.05)
+    write_adapter(adapted, folder, base=base)
+    load_tokenizer(TINY).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"r": 3, "lora_alpha": 5, "target_modules": "all-linear"},
+        {"r": 8, "use_rslora": True, "target_modules": ["q_proj", "up_proj"]},
+        {"r": 2, "target_modules": ["k_proj", "v_proj"], "layers_to_transform": [1]},
+    ],
+    ids=["other rank", "other layers", "one layer"],
+)
+def test_the_sum_of_two_adapters_is_one_of_the_first_base(tmp_path, how):
+    first = lay_adapter(
+        tmp_path / "first", load(), shipped(TINY), r=4, target_modules=["q_proj", "v_proj"]
+    )
+    second = lay_adapter(tmp_path / "second", load(first, merge=True), str(first), 1, **how)
+    both = logits(PeftModel.from_pretrained(load(first, merge=True), second))
+    load_tokenizer(TINY).save_pretrained(tmp_path / "joined")
+    assert join_adapters(first, second, tmp_path / "joined")
+    torch.testing.assert_close(logits(load(tmp_path / "joined")), both, atol=1e-4, rtol=0)
+    torch.testing.assert_close(adapted(tmp_path / "joined"), both, atol=1e-4, rtol=0)
+    # It is the first of the next sum.
+    third = lay_adapter(tmp_path / "third", load(tmp_path / "joined", merge=True), "x", 2, **how)
+    all_three = logits(PeftModel.from_pretrained(load(tmp_path / "joined", merge=True), third))
+    assert join_adapters(tmp_path / "joined", third, third)
+    torch.testing.assert_close(logits(load(third)), all_three, atol=1e-4, rtol=0)
+
+
+def test_adapters_that_are_more_than_two_matrices_have_no_sum():
+    plain = LoraConfig(task_type="CAUSAL_LM").to_dict()
+    assert can_join(plain, plain | {"modules_to_save": ["score"], "task_type": "SEQ_CLS"})
+    others = (
+        {"use_dora": True},
+        {"bias": "lora_only"},
+        {"init_lora_weights": "pissa"},
+        {"rank_pattern": {"q_proj": 8}},
+        {"peft_type": "VERA"},
+        {"modules_to_save": ["embed_tokens"]},
+        {"trainable_token_indices": {"embed_tokens": [3]}},
+    )
+    for other in others:
+        assert not can_join(plain, plain | other)
+        assert not can_join(plain | other, plain)
+    assert not can_join(plain | {"modules_to_save": ["score"]}, plain)
+
+
+@pytest.mark.slow
+def test_an_adapter_that_is_no_sum_of_two_is_saved_whole(train, adapter):
+    words = (f"model.path={adapter}", "model.merge=true", "peft=dora")
+    plain = train("trainer=sft", *words, *FEW, name="plain").run
+    rounded = train("trainer=sft", *words, "quant=4bit", *FEW, name="rounded").run
+    for run in (plain, rounded):
+        assert not (run.model / "adapter_config.json").exists()
+        ours = logits(read_trained(run.folder).model())
+        assert (whole(run.model) - ours).abs().max() < (1e-4 if run is plain else 2)
+    assert (rounded.model / "adapter").is_dir()
+    merged = PeftModel.from_pretrained(load(adapter, merge=True), rounded.model / "adapter")
+    torch.testing.assert_close(whole(rounded.model), logits(merged), atol=1e-4, rtol=0)
 
 
 @pytest.mark.grid(1)

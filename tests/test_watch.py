@@ -114,6 +114,7 @@ def test_the_front_page_says_what_is_trained_how_well_and_how_far(root, monkeypa
     (root / "going" / "0" / "status.json").write_text(
         json.dumps(host | {"host": socket.gethostname(), "pid": os.getpid()})
     )
+    (lay_run(root / "broken" / "run", state="created") / "config.yaml").write_text("a: [")
     described = []
     describe = watch.describe_name
     monkeypatch.setattr(
@@ -135,11 +136,14 @@ def test_the_front_page_says_what_is_trained_how_well_and_how_far(root, monkeypa
             "3:07",
         ]
         assert cells["alone"][2:5] == ["0.2", "loss so far", "50 %"]
-        assert sorted(described) == ["alone", "going", "kl"]
+        assert cells["broken"] == ["", "", "", "", "50 %", ""]
+        assert sorted(described) == ["alone", "broken", "going", "kl"]
         assert ask(server, "", If_None_Match=headers["ETag"])[0] == 304
         set_status(root / "alone" / "run", step=6)
         assert "75 %" in ask(server, "", If_None_Match=headers["ETag"])[1]
-        assert sorted(described) == ["alone", "alone", "going", "kl"]
+        assert sorted(described) == ["alone", "alone", "broken", "going", "kl"]
+        shutil.rmtree(root / "broken")
+        assert "broken" not in ask(server, "")[1]
         assert "<span>3:07 left</span>" in ask(server, "going/0/report.html")[1]
         assert " left</span>" not in ask(server, "going/1/report.html")[1]
 

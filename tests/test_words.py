@@ -243,9 +243,10 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["export", "RUN", "--push"], ["push=org/name"]),
         (["options", "pefts"], ["python -m runner options peft"]),
         (["sft", "seed=3"], ["python -m runner trainer=sft seed=3"]),
-        (["chat", "outputs/a/b"], ["python -m runner predict outputs/a/b prompt=Hello"]),
+        (["talk", "outputs/a/b"], ["python -m runner chat outputs/a/b"]),
         (["hydra/launcher=joblib", "seed=1"], ["python -m runner -m hydra/launcher=joblib seed=1"]),
-        (["chat", "n=2"], ["python -m runner predict outputs/NAME/RUN n=2 prompt=Hello"]),
+        (["sample", "n=2"], ["python -m runner predict outputs/NAME/RUN n=2"]),
+        (["deploy", "port=0"], ["python -m runner serve outputs/NAME/RUN port=0"]),
         (
             ["resume", "outputs/a/b"],
             ["python -m runner report  (lists the runs; the words that began one continue it)"],

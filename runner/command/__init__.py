@@ -14,10 +14,9 @@ from pathlib import Path
 
 # The verbs with the first words of their help.
 VERBS = {
-    "cancel": "Takes runs out of the queue of a cluster, where launcher=slurm or another has put "
-    "them",
-    "clean": "Deletes runs, or a part of them, once it has listed them with their sizes and "
-    "somebody has agreed",
+    "cancel": "Takes runs out of the queue of a cluster",
+    "chat": "Talks with a trained model in the terminal",
+    "clean": "Deletes runs, or a part of them, after it has listed them",
     "diff": "Tells in what two runs differ",
     "evaluate": "Measures a trained model on held-out rows",
     "export": "Writes the model of a finished run for others",
@@ -28,15 +27,28 @@ VERBS = {
     "rehearse": "Plays a run through in seconds before it takes days",
     "report": "Shows runs, side by side or one by one",
     "reproduce": "Trains a finished run again and compares",
-    "schema": "Writes JSON Schemas, by which editors complete and check the files of a folder of "
-    "groups",
+    "schema": "Writes JSON Schemas for editors",
+    "serve": "Serves a trained model to programs that speak OpenAI's interface",
+    "sync": "Sends runs that are over to a tracker",
     "train": "Trains one language model, or sweeps over many, from options that go together",
     "watch": "Shows runs in a browser while they train",
     "why": "Tells where the value of a key comes from",
 }
 # Verbs that begin a training or load a model. Faults of the environment's variables, which the
 # libraries would only notice later, are reported before these begin; ``train`` looks by itself.
-WORKING = frozenset({"evaluate", "export", "predict", "preview", "rehearse", "reproduce"})
+WORKING = frozenset(
+    {"chat", "evaluate", "export", "predict", "preview", "rehearse", "reproduce", "serve"}
+)
+
+OF_ROWS = ("dataset", "metric", "reward", "quant")  # groups that verbs of a trained model take
+# Flags with which Hydra only prints something; others of that kind take a value.
+PRINTING = (
+    ("--help", "-h"),
+    ("--hydra-help",),
+    ("--version",),
+    ("--resolve",),
+)
+CFG = ("job", "hydra", "all")
 
 
 @dataclass(frozen=True)

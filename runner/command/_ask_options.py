@@ -1,4 +1,4 @@
-"""The options that all verbs share which ask a trained model."""
+"""The options that verbs share which ask a trained model."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,23 +7,32 @@ from runner.schema.ranges import Count, Natural, NotNegative, Seed, Share
 
 
 @dataclass(frozen=True)
-class AskOptions:
-    """The settings of the sampling, and the rows and weights that are meant.
+class ModelOptions:
+    """The weights that are meant."""
 
-    None stands for a default that depends on the run.
-    """
+    checkpoint: str | None = None
 
-    engine: Literal["auto", "loop", "graph", "generate", "vllm"] = "auto"
-    batch_size: Count = 32
+
+@dataclass(frozen=True)
+class SamplingOptions(ModelOptions):
+    """The settings of the sampling, too; None stands for a default that depends on the run."""
+
     max_new_tokens: Count | None = None
     temperature: NotNegative | None = None
     top_k: Natural = 0
     top_p: Share = 1.0
-    n: Count | None = None
     seed: Seed = 0
+
+
+@dataclass(frozen=True)
+class AskOptions(SamplingOptions):
+    """The rows that are meant, too, and the way in which they are answered."""
+
+    engine: Literal["auto", "loop", "graph", "generate", "vllm"] = "auto"
+    batch_size: Count = 32
+    n: Count | None = None
     limit: Count | None = None
     head: Literal["lm", "score"] | None = None
-    checkpoint: str | None = None
     file: str | None = None
     set: str | None = None
     to: str | None = None

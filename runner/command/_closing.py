@@ -86,8 +86,6 @@ def next_command(run: RunRecord) -> str:
     if follower == "ppo":
         # Its policy is the model that this run began with.
         left_out = ""
-    elif (run.run.model / "adapter_config.json").exists():
-        left_out = rf"{MODEL_KEYS}|peft(\..*)?"
     words = _inherited_words(run, typed, left_out)
     start = f"model.path={run}/model"
     if follower == "ppo":

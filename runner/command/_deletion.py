@@ -10,8 +10,12 @@ from pathlib import Path
 from runner.errors import Fault, FolderError
 from runner.io.files import ASIDE, LEFT_BY_WRITES, delete_whole, display_path, read_json, set_aside
 from runner.io.terminal import print_visible
+from runner.report.index import INDEX, read_group
+from runner.report.selection import choose_runs
+from runner.report.sweep_page import SWEEP_FILES
 from runner.run import FILES, FOLDERS, find_foreign_faults, is_shaped, locked
 from runner.run.disk import sized
+from runner.run.find import is_run
 from runner.run.record import RunRecord, read_run
 from runner.run.seal import check_sealed, damage_of, sealed_checkpoints
 from runner.schema.upstream.trackers import TRACKERS
@@ -26,6 +30,7 @@ WRITTEN = {
     "predictions",
     "evaluations",
     "export",
+    "export-gguf",
     *(tracker.run_folder for tracker in TRACKERS.values() if tracker.run_folder),
 }
 
@@ -53,6 +58,14 @@ class Deletion:
             names = ", ".join(path.name for path in self.paths)
         standing = f"{self.run.standing}; " if self.run else ""
         return f"{display_path(self.place)}: {standing}{names}, {sized(self.bytes)}"
+
+
+@dataclass
+class Listing:
+    """The deletions of a command, each once, and what is left with the reasons."""
+
+    deletions: dict[Path, Deletion] = field(default_factory=dict)  # by their resolved places
+    left: list[str] = field(default_factory=list)
 
 
 def find_obstacle(run: RunRecord, keep: str | None) -> str:
@@ -96,6 +109,30 @@ def paths_to_delete(run: RunRecord, keep: str | None) -> list[Path]:
         kept_names = {newest.name, Path(str(state.get("best_model_checkpoint"))).name}
     paths = [path for path in checkpoints if path.name not in kept_names]
     return [*paths, *run.run.checkpoints.glob(ASIDE)]
+
+
+def list_place(listing: Listing, place: Path, keep: str | None, where: str | None = None) -> None:
+    """Add what is deleted, and what is left, of a run or of all runs of a name."""
+    is_group = not is_run(place)
+    runs: Sequence[RunRecord] = read_group(place) if is_group else [read_run(place)]
+    if where is not None:
+        runs = choose_runs(runs, where)
+    for run in runs:
+        obstacle = find_obstacle(run, keep)
+        if obstacle:
+            listing.left.append(f"{display_path(run.folder)}: {obstacle}")
+            continue
+        paths = paths_to_delete(run, keep)
+        if paths:
+            listing.deletions[run.folder.resolve()] = Deletion(run.folder, paths, run)
+    if not is_group:
+        return
+    around = list(place.glob(ASIDE))
+    if keep == "runs":
+        around = [*(place / name for name in (*SWEEP_FILES, "plots", INDEX)), *around]
+    around = [path for path in around if path.exists() and not path.is_symlink()]
+    if around:
+        listing.deletions[place.resolve()] = Deletion(place, around)
 
 
 def find_users(root: Path, deletions: Collection[Path]) -> dict[Path, str]:

@@ -27,13 +27,14 @@ from runner.schema.text import Node
 from runner.schema.upstream.constructor import FROM_GROUP
 from runner.validate.context import (
     EXPERIMENT,
+    JUDGED,
     PART_CLASSES,
     PLAIN_GROUPS,
     SPECIAL,
     TOP,
     keys_of,
 )
-from runner.validate.values_at_keys import list_texts, range_at
+from runner.validate.values_at_keys import range_at, texts_at
 
 FOLDER = ".schema"  # beside the groups
 LINE = "# yaml-language-server: $schema="  # of a file, by which editors find its schema
@@ -138,16 +139,21 @@ class PartSchemas:
         if signature is None or target in self.definitions:
             self.definitions.setdefault(target, {})
             return target
-        properties: JsonSchema = {"defaults": True}
-        self.definitions[target] = {"properties": properties}
-        if not signature.is_open:
-            self.definitions[target]["additionalProperties"] = False
-        class_name = f"{EXPERIMENT}.{PART_CLASSES.get(self.group)}"
-        texts = {**(comments or {}), **read_descriptions(class_name), **read_descriptions(target)}
+        properties: JsonSchema = {}
+        if path == self.group:
+            properties["defaults"] = True
+        self.definitions[target] = {
+            "properties": properties,
+            "additionalProperties": signature.is_open,
+        }
+        texts = dict(comments or {})
+        texts |= read_descriptions(f"{EXPERIMENT}.{PART_CLASSES.get(self.group)}")
+        texts |= read_descriptions(target)
+        given = FROM_GROUP if path == "trainer" else JUDGED  # by the runner itself
         for name, parameter in (keys_of(path, signature) | SPECIAL).items():
             key = f"{path}.{name}"
             inner = node.get(name)
-            if path == "trainer" and name in FROM_GROUP:
+            if name in given:
                 continue
             if isinstance(inner, dict) and "_target_" in inner:
                 owner = signature if path == "trainer" else None
@@ -164,23 +170,50 @@ class PartSchemas:
         """The schema of a file of the group; that of a part in another file is ``group`` in it."""
         rules: list[JsonSchema] = []
         for target in self.definitions:
-            is_target = {"properties": {"_target_": {"const": target}}, **HAS_TARGET}
-            rules.append({"if": is_target, "then": _definition(target)})
-        known: JsonSchema = {"anyOf": [{"enum": list(self.definitions)}, {"type": "string"}]}
-        part = {**NODE, "properties": {"_target_": known}, "allOf": rules}
+            is_target = {
+                "properties": {"_target_": {"const": target}},
+                "required": ["_target_"],
+            }
+            rule = {
+                "if": is_target,
+                "then": _definition(target),
+            }
+            rules.append(rule)
+        targets: list[JsonSchema] = [
+            {"enum": list(self.definitions)},
+            {"type": "string"},
+        ]
+        part = {
+            **NODE,
+            "properties": {"_target_": {"anyOf": targets}},
+            "allOf": rules,
+        }
         group = PART
         if self.named:
-            properties = {"defaults": True, **self.named}
-            several = {**NODE, "properties": properties, "additionalProperties": PART}
-            group = {"if": HAS_TARGET, "then": PART, "else": several}
+            several = {
+                **NODE,
+                "properties": {"defaults": True, **self.named},
+                "additionalProperties": PART,
+            }
+            group = {
+                "if": HAS_TARGET,
+                "then": PART,
+                "else": several,
+            }
         file: list[JsonSchema] = [{"$ref": "#/$defs/group"}]
         for target, names in self.options.items():
             # An option that builds on one of these has its target.
-            condition = _defaults_with({"enum": names}) | {"not": HAS_TARGET}
-            file.append({"if": condition, "then": _definition(target)})
+            rule = {
+                "if": _defaults_with({"enum": names}) | {"not": HAS_TARGET},
+                "then": _definition(target),
+            }
+            file.append(rule)
         defaults = {"$ref": "experiment.json#/$defs/defaults"}
-        definitions = {"part": part, "group": group, **self.definitions}
-        return {"properties": {"defaults": defaults}, "allOf": file, "$defs": definitions}
+        return {
+            "properties": {"defaults": defaults},
+            "allOf": file,
+            "$defs": {"part": part, "group": group, **self.definitions},
+        }
 
 
 def read_option(group: str, name: str, folders: Sequence[Path]) -> tuple[Node, dict[str, str]]:
@@ -190,14 +223,14 @@ def read_option(group: str, name: str, folders: Sequence[Path]) -> tuple[Node, d
     """
     files = [root / group / f"{name}.yaml" for root in (*folders, MENU)]
     file = next(filter(Path.is_file, files), None)
-    content = read_yaml(file) if file else None
+    content = read_yaml(file) if file else {}
     node = (content or {}).get(group, content)
     if file is None or not isinstance(node, dict):
         return {}, {}
     comments = read_comments(file.read_text(encoding="utf-8"))
-    for default in node.get("defaults") or ():
+    for default in content.get("defaults") or ():
         if isinstance(default, str) and default not in ("_self_", name):
-            base, comments_of_base = read_option(group, default, folders)
+            base, comments_of_base = read_option(group, default.partition("@")[0], folders)
             node = {**base, **node}
             comments = comments_of_base | comments
     return node, comments
@@ -214,11 +247,23 @@ def _experiment_schema(menu: Options, groups: Mapping[str, PartSchemas]) -> Json
         schema["properties"][group] = {"$ref": f"{group}.json{root}"}
         key = f"override /{group}"
         for target, names in parts.options.items():
-            choice = {"type": "object", "properties": {key: {"enum": names}}, "required": [key]}
-            chosen = {"if": HAS_TARGET, "else": _definition(target, f"{group}.json")}
-            rule = {"if": _defaults_with(choice), "then": {"properties": {group: chosen}}}
+            choice = {
+                "type": "object",
+                "properties": {key: {"enum": names}},
+                "required": [key],
+            }
+            chosen = {
+                "if": HAS_TARGET,
+                "else": _definition(target, f"{group}.json"),
+            }
+            rule = {
+                "if": _defaults_with(choice),
+                "then": {"properties": {group: chosen}},
+            }
             rules.append(rule)
-    return {**schema, "allOf": rules, "$defs": {"defaults": _defaults_schema(menu)}}
+    schema["allOf"] = rules
+    schema["$defs"] = {"defaults": _defaults_schema(menu)}
+    return schema
 
 
 def _defaults_schema(menu: Options) -> JsonSchema:
@@ -227,11 +272,15 @@ def _defaults_schema(menu: Options) -> JsonSchema:
     patterns: JsonSchema = {r"^((optional|override) )*/?hydra/": {"type": "string"}}
     for group, names in menu.items():
         option: JsonSchema = {"enum": [*names, None]}
-        choices = [option, {"type": "string", "pattern": STANDS_FOR_A_VALUE}]
+        choices: list[JsonSchema] = [
+            option,
+            {"type": "string", "pattern": STANDS_FOR_A_VALUE},
+        ]
         if group in LISTED:
             choices.append({"type": "array", "items": option})
-        keys[f"override /{group}"] = True  # for editors, which complete no pattern
         patterns[rf"^((optional|override) )*/?{group}(@.*)?$"] = {"anyOf": choices}
+        # Editors complete no pattern, and look for none where there is a property.
+        keys[f"override /{group}"] = {"anyOf": choices}
     entry = {
         "type": ["string", "object"],
         "maxProperties": 1,
@@ -244,7 +293,10 @@ def _defaults_schema(menu: Options) -> JsonSchema:
 
 def _defaults_with(entry: JsonSchema) -> JsonSchema:
     """A condition on a file: its list of defaults has such an entry."""
-    return {"properties": {"defaults": {"contains": entry}}, "required": ["defaults"]}
+    return {
+        "properties": {"defaults": {"contains": entry}},
+        "required": ["defaults"],
+    }
 
 
 # --- Keys -----------------------------------------------------------------------------------------
@@ -257,14 +309,18 @@ def _keys_schema(path: str) -> JsonSchema:
     for name, parameter in (PLAIN_GROUPS[path] if path else TOP).items():
         schema = _key_schema(f"{path}.{name}".lstrip("."), parameter, Signature(target, target))
         properties[name] = _with_notes(schema, parameter, texts.get(name))
-    return {"type": ["object", "null"], "properties": properties, "additionalProperties": False}
+    return {
+        "type": ["object", "null"],
+        "properties": properties,
+        "additionalProperties": False,
+    }
 
 
 def _key_schema(
     key: str, parameter: Parameter, signature: Signature, trainer: Signature | None = None
 ) -> JsonSchema:
     numbers = range_at(key, parameter.name, parameter, signature, trainer)
-    texts = list_texts(key, parameter, signature, trainer)
+    texts = texts_at(key, parameter, signature, trainer)
     return to_json_schema(parameter.type, numbers, texts)
 
 
@@ -282,7 +338,11 @@ def _with_notes(schema: JsonSchema, parameter: Parameter, text: str | None) -> J
 
 def _part_or(target: str) -> JsonSchema:
     """The schema of a node that builds the target unless it names another."""
-    return {"if": HAS_TARGET, "then": PART, "else": _definition(target)}
+    return {
+        "if": HAS_TARGET,
+        "then": PART,
+        "else": _definition(target),
+    }
 
 
 def _definition(target: str, file: str = "") -> JsonSchema:

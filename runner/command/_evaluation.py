@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
 from runner.command import CommandLine
+from runner.command._named_model import read_against
 from runner.command._request import PARTS, read_request
 from runner.command._side import READ_METRICS, Request, Side
 from runner.command.evaluate_options import Options
 from runner.dataset.form import fits
-from runner.errors import ConfigError, Fault, FolderError
+from runner.errors import ConfigError, Fault, check_library
 from runner.generate.held_out_rows import find_prompt_fault
-from runner.run.weights import Weights
 from runner.schema.text import Node
 from runner.validate.mismatches import find_metric_faults
 
@@ -23,12 +22,41 @@ SHARED = ("dataset", "metric", "reward", "allow", "seed", "tolerate")
 
 def build_sides(line: CommandLine) -> list[Side]:
     """The side of the model that the command line names, and that of ``against``, if any."""
-    request, notes = _select_parts(read_request(line, Options, PARTS))
+    request = read_request(line, Options, PARTS)
+    _check_tasks(request)
+    notes: list[str] = []
+    if not request.options.tasks:
+        request, notes = _select_parts(request)
     sides = [Side(request, notes)]
     against = request.options.against
     if against is not None:
         sides.append(Side(_other_request(line, request, against)))
     return sides
+
+
+def _check_tasks(request: Request) -> None:
+    """Raise an error where tasks of lm-evaluation-harness cannot be run on this model, or here."""
+    options = request.options
+    if options.lm_eval is None:
+        names = ("num_fewshot", "include_path", "apply_chat_template", "trust_remote_code")
+        faults = []
+        for name in names:
+            if getattr(options, name):
+                faults.append(
+                    Fault(name, "set, without lm_eval", "tasks that it is for", "lm_eval=[<task>]")
+                )
+        ConfigError.refuse(faults)
+        return
+    if not options.tasks or request.head == "score":
+        raise ConfigError(
+            Fault(
+                where="lm_eval",
+                found="no task" if not options.tasks else "a reward model, which writes nothing",
+                expected="tasks for a language model",
+                fix="lm_eval=[arc_easy,hellaswag]",
+            )
+        )
+    check_library("lm_eval", "lm_eval")
 
 
 # --- What is measured -----------------------------------------------------------------------------
@@ -101,19 +129,7 @@ def _find_reward_fault(request: Request) -> Fault | None:
 # --- The model that it is compared with -----------------------------------------------------------
 def _other_request(line: CommandLine, request: Request, against: str) -> Request:
     """The request to the other model, with the same rows, metrics, rewards and options."""
-    if against == "start":
-        return replace(request, weights=Weights("start"))
-    words = [word for word in line.overrides if word.startswith("output_root=")]
-    other_line = replace(line, runs=[against], overrides=words)
-    try:
-        other = read_request(other_line, Options, PARTS)
-    except FolderError as error:
-        faults = []
-        for fault in error.faults:
-            fix = re.sub(r"^python -m runner evaluate (?=\S)", "against=", fault.fix)
-            faults.append(replace(fault, fix=fix))
-        error.faults = faults
-        raise
+    other = read_against(line, request, against, lambda words: read_request(words, Options, PARTS))
     if other.head != request.head:
         found = f"{against} is a {other.head} model"
         raise ConfigError(Fault("against", found, f"an {request.head} model"))

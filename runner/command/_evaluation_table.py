@@ -20,6 +20,8 @@ def to_table(sides: Sequence[Side], comparison: Mapping[str, Any]) -> Iterator[s
     for name, figures in first.sets.items():
         keys = list(figures.scores)
         title = f"{first.request.data}, {name}, {figures.rows} rows"
+        if first.request.options.tasks:
+            title = name
         columns = [Column(title, keys, needed=True, left=True)]
         for heading, side in zip(("value", "against"), sides, strict=False):
             side_figures = side.sets[name]

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from runner.command._ask_options import AskOptions
+from runner.command._ask_options import AskOptions, ModelOptions
 from runner.config.experiment import Experiment
 from runner.errors import DataError
 from runner.generate.held_out_rows import Rows, read_sets
@@ -18,14 +18,16 @@ from runner.run import Run
 from runner.run.inputs import read_fingerprints
 from runner.run.weights import Weights
 from runner.schema import upstream
-from runner.schema.text import Config
+from runner.schema.text import Config, Node
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from runner.generate.agent import Agent
     from runner.generate.completion import TextGenerator
-    from runner.generate.sampler import Model
+    from runner.generate.sampler import Model, Sampling
 
+Meant = TypeVar("Meant", bound=ModelOptions)
 Options = TypeVar("Options", bound=AskOptions)
 # Options on which the numbers of the sampling depend.
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
@@ -34,15 +36,14 @@ MAX_NEW_TOKENS = 64  # where neither the options nor the run say otherwise
 
 
 @dataclass(frozen=True)
-class InferenceRequest(Generic[Options]):
-    """The options of a command line with their defaults, and what they mean."""
+class ModelRequest(Generic[Meant]):
+    """The options of a command line with their defaults, and the model that they mean."""
 
-    options: Options
+    options: Meant
     cfg: dict[str, Any]
     run: Run | None
     weights: Weights
     chosen: frozenset[str]  # the groups that were typed
-    data: str  # a short name of the rows
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -52,12 +53,46 @@ class InferenceRequest(Generic[Options]):
     @property
     def head(self) -> str:
         """The last layer of the model: lm or score."""
-        return self.options.head or str(self.experiment.trainer.head or "lm")
+        return str(self.experiment.trainer.head or "lm")
 
     @property
     def name(self) -> str:
         """The run, or the model, as one would type it."""
         return str(self.run) if self.run else str(self.experiment.model.path)
+
+    def build_sampling(self, model: Model, rows: int = 1) -> Sampling:
+        """The distribution of the options, for so many rows side by side."""
+        from runner.generate.completion import context_length
+        from runner.generate.sampler import Sampling
+
+        settings = {name: getattr(self.options, name) for name in SAMPLING if name != "seed"}
+        return Sampling(**settings, rows=rows, max_length=context_length(model))
+
+    def build_agent(self) -> Agent | None:
+        """The tools and environments of the run; None where it has none."""
+        from runner.training.components.tools import agent_of, build_functions
+
+        trainer = self.experiment.trainer
+        return agent_of(trainer, build_functions(trainer))
+
+    def folder(self, name: str) -> Path:
+        """The folder of this name for what is written: in the run, or beside the runs."""
+        if self.run:
+            return self.run.folder / name
+        model = self.name.rstrip("/").rpartition("/")[2]
+        return self.experiment.root / name / (to_file_name(model) or "model")
+
+
+@dataclass(frozen=True)
+class InferenceRequest(ModelRequest[Options]):
+    """The request to answer rows, too."""
+
+    data: str  # a short name of the rows
+
+    @property
+    def head(self) -> str:
+        """The last layer of the model: lm or score."""
+        return self.options.head or super().head
 
     @property
     def samples(self) -> int:
@@ -68,7 +103,7 @@ class InferenceRequest(Generic[Options]):
         """Everything on which the answers depend, with these parts of the configuration."""
         options = self.options
         trainer = self.experiment.trainer
-        functions = {key: trainer.node.get(key) for key in upstream.FUNCTIONS}
+        functions = functions_of(trainer.node)
         files = {name: self.cfg.get(name) for name in ("model", "dataset", "peft")}
         facts = {name: self.cfg.get(name) for name in parts}
         facts["limit"] = options.limit
@@ -107,12 +142,10 @@ class InferenceRequest(Generic[Options]):
 
     def build_generator(self, model: Model, tokenizer: PreTrainedTokenizerBase) -> TextGenerator:
         """The model as a generator of completions, with the settings of the options."""
-        from runner.generate.completion import TextGenerator, context_length
-        from runner.generate.sampler import Sampler, Sampling, sample
-        from runner.training.components.tools import agent_of, build_functions
+        from runner.generate.completion import TextGenerator
+        from runner.generate.sampler import Sampler, sample
 
         options = self.options
-        settings = {name: getattr(options, name) for name in SAMPLING if name != "seed"}
         sampler: Sampler = functools.partial(sample, model, engine=options.engine, halves=True)
         rows = options.batch_size
         if options.engine == "vllm":
@@ -120,25 +153,15 @@ class InferenceRequest(Generic[Options]):
 
             sampler = start_engine(model).sample
             rows = max(rows, ROWS_FOR_VLLM)
-        sampling = Sampling(**settings, rows=rows, max_length=context_length(model))
-        trainer = self.experiment.trainer
-        agent = agent_of(trainer, build_functions(trainer))
         return TextGenerator(
             model,
             tokenizer,
-            sampling,
+            self.build_sampling(model, rows),
             options.seed,
             self.samples,
-            agent=agent,
+            agent=self.build_agent(),
             sampler=sampler,
         )
-
-    def folder(self, name: str) -> Path:
-        """The folder for what a verb writes: in the run, or without one beside the runs."""
-        if self.run:
-            return self.run.folder / name
-        model = self.name.rstrip("/").rpartition("/")[2]
-        return self.experiment.root / name / (to_file_name(model) or "model")
 
 
 def with_defaults(options: Options, cfg: Config, *, is_greedy: bool) -> Options:
@@ -159,6 +182,11 @@ def with_defaults(options: Options, cfg: Config, *, is_greedy: bool) -> Options:
         temperature=float(temperature),
         top_p=float(options.top_p),
     )
+
+
+def functions_of(trainer: Node) -> dict[str, Any]:
+    """The user's functions that the node of a trainer names, each None where it names none."""
+    return {key: trainer.get(key) for key in upstream.FUNCTIONS}
 
 
 def to_file_name(text: str) -> str:

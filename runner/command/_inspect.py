@@ -50,6 +50,8 @@ def _print_config(composed: Composed, line: CommandLine) -> None:
         words.append("model=hub")
     if composed.rate:
         words.append(f"learning_rate={composed.cfg['learning_rate']!r}")
+    if select(composed.cfg, "model.merge"):
+        words.append("model.merge=true")
     if composed.cfg.get("batch"):
         words.extend(f"{key}={select(composed.cfg, key)}" for key in MADE)
     if line.inspect == ["--cfg=job"]:  # without composing it once more

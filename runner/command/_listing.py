@@ -1,31 +1,12 @@
 """The names under a folder of outputs, with the states of their runs."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from runner.io.files import display_path
 from runner.report.number import short
 from runner.report.sweep import list_states
 from runner.report.table import Column, format_table
-from runner.run.find import find_folders
-from runner.run.record import RunRecord, read_state
-
-
-def find_names(folders: Iterable[Path]) -> list[tuple[Path, list[RunRecord]]]:
-    """The folders in which there are runs, with the states of these, newest first."""
-    names = []
-    for path in folders:
-        if not path.is_dir():
-            continue
-        runs = [read_state(folder) for folder in find_folders(path)]
-        if runs:
-            names.append((path, runs))
-    return sorted(names, key=_last_update, reverse=True)
-
-
-def _last_update(name: tuple[Path, list[RunRecord]]) -> str:
-    _, runs = name
-    return max(str(run.status.get("updated") or "") for run in runs)
+from runner.run.record import find_names
 
 
 def listing(root: Path) -> str:

@@ -1,17 +1,11 @@
 """The answer of ``predict`` to one prompt, which is printed."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runner.command._inference import InferenceRequest
+from runner.command._prompt_style import is_chat_model
 from runner.command.predict_options import Options
-from runner.io.files import read_last_row
 from runner.io.terminal import print_answer, quiet
-from runner.run.history import SAMPLE_FILES
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 Request = InferenceRequest[Options]
 ROLES = {"prompt": "user", "completion": "assistant"}
@@ -26,7 +20,7 @@ def answer_prompt(request: Request) -> int:
     options = request.options
     with quiet():
         model, tokenizer = load_trained(request.experiment, request.weights, request.head)
-        is_chat = _is_chat(request, tokenizer)
+        is_chat = is_chat_model(request.run, tokenizer, request.options.style)
         check_template(tokenizer, chats=is_chat)
         row: dict[str, Any] = {"prompt": options.prompt}
         if options.completion is not None:
@@ -41,17 +35,3 @@ def answer_prompt(request: Request) -> int:
             answers = [completion.text for completion in completions]
     print_answer("\n".join(answers))
     return 0
-
-
-def _is_chat(request: Request, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """True where the prompt is a turn of a chat, as it was in the samples of the run."""
-    if request.options.style is not None:
-        return request.options.style == "chat"
-    if not tokenizer.chat_template:
-        return False
-    if request.run:
-        for name in ("samples.jsonl", *SAMPLE_FILES):
-            sample = read_last_row(request.run.folder / name)
-            if sample:
-                return not isinstance(sample.get("prompt"), str)
-    return True

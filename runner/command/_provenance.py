@@ -10,12 +10,13 @@ from dataclasses import replace
 
 from runner.command import CommandLine
 from runner.command._foreign_files import translate_files
-from runner.config import Composed, compose, differences
+from runner.config import Composed, differences
 from runner.config.adapter_rate import FACTOR_KEY, KEY
 from runner.config.provenance import Provenance, Setting, read_provenance, read_settings
-from runner.errors import ConfigError, RunnerError
+from runner.errors import RunnerError
 from runner.launch.compose import stages
 from runner.report.facts import split_command, words_of
+from runner.run.adjustments import in_words, read_adjustments
 from runner.run.find import is_run
 from runner.run.key import key_of
 from runner.run.record import RunRecord, one_line, read_run
@@ -24,17 +25,6 @@ from runner.schema.literal import to_text
 # Settings of the model's option that a value computed for the model has replaced.
 OF_MODEL_OPTION = re.compile(r"(?!model\.).*\bmodel/[^/]+\.yaml:")
 MAX_REPETITIONS = 16  # of a run that reproduces one that reproduces one
-
-
-def compose_unchecked(line: CommandLine) -> list[Composed]:
-    """The configurations that are meant, unchecked if possible: wrong ones are explained, too."""
-    try:
-        composed = compose(line.overrides, line.folders)
-    except ConfigError:  # such as for a reference to another run
-        return stages.compose_runs(line.overrides, line.folders)
-    if "stages" in composed.cfg:
-        return stages.compose_runs(line.overrides, line.folders)
-    return [composed]
 
 
 def provenance_of(composed: Composed, line: CommandLine) -> Provenance:
@@ -59,23 +49,26 @@ def provenance_of(composed: Composed, line: CommandLine) -> Provenance:
 
 
 # --- That of a run --------------------------------------------------------------------------------
-def provenance_of_run(run: RunRecord) -> tuple[Provenance, str]:
-    """The settings of all keys of a run's config, and the reason why they are those of its file.
+def provenance_of_run(run: RunRecord) -> tuple[Provenance, list[str]]:
+    """The settings of all keys of a run's config, with lines on them.
 
-    The reason is empty where its command can be composed again.
+    They are why only its file explains them, where its command cannot be composed again, and what
+    the run has changed of its config.
     """
+    adjusted = list(adjustment_lines(run))
     frozen = read_settings(run.folder / "config.yaml", "")
     try:
         line = _read_command(run)
         if line is None:
-            return Provenance(run.cfg, frozen), "no command is recorded in its manifest.json"
+            reason = "no command is recorded in its manifest.json"
+            return Provenance(run.cfg, frozen), [f"note      {reason}", *adjusted]
         composed = _find_composed(run, line)
         provenance = provenance_of(composed, line)
     except RunnerError as error:
         reason = f"its command can no longer be composed: {one_line(str(error))}"
-        return Provenance(run.cfg, frozen), reason
+        return Provenance(run.cfg, frozen), [f"note      {reason}", *adjusted]
     settings = [*provenance.settings, *_changed_settings(run, composed, frozen)]
-    return Provenance(run.cfg, settings), ""
+    return Provenance(run.cfg, settings), adjusted
 
 
 def _read_command(run: RunRecord) -> CommandLine | None:
@@ -97,7 +90,7 @@ def _read_command(run: RunRecord) -> CommandLine | None:
 
 def _find_composed(run: RunRecord, line: CommandLine) -> Composed:
     """The configuration that a command makes for a run: that with its key, else with its name."""
-    runs = compose_unchecked(line)
+    runs = stages.compose_unchecked(line.overrides, line.folders)
     key = key_of(run.cfg)
     for composed in runs:
         if key_of(composed.cfg) == key:
@@ -116,3 +109,9 @@ def _changed_settings(
     for key, value, _ in differences(run.cfg, composed.cfg):
         place = places.get(key, f"{run}/config.yaml")
         yield Setting(key, to_text(value), place, "what gave it has changed since")
+
+
+def adjustment_lines(run: RunRecord) -> Iterator[str]:
+    """A line for each change that a run has made to its config while it trained."""
+    for adjustment in read_adjustments(run.folder):
+        yield f"adjusted  {in_words(adjustment)}"

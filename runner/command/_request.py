@@ -15,8 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from runner.command import CommandLine
-from runner.command._inference import InferenceRequest, Options, to_file_name, with_defaults
-from runner.command._option import options_in, split_options, to_record
+from runner.command._inference import (
+    InferenceRequest,
+    Meant,
+    ModelRequest,
+    Options,
+    functions_of,
+    to_file_name,
+    with_defaults,
+)
+from runner.command._option import SplitWords, options_in, split_options, to_record
 from runner.config import resolve
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key, force, parse, typed_keys
@@ -27,7 +35,7 @@ from runner.run.record import RunRecord, check_whole, find_runs
 from runner.run.weights import find_weights
 from runner.schema.source import has_method
 from runner.schema.text import Config
-from runner.validate import find_all_faults
+from runner.validate import find_all_faults, find_forbidden
 from runner.validate.hub_names import settle_hub
 
 # The parts of a configuration that are used, and the keys of its top level.
@@ -42,22 +50,46 @@ def read_request(
 
     ``kind`` is the dataclass of the verb's options, and ``parts`` are the groups that it takes.
     """
-    split = split_options(
-        line.overrides, options_in(kind), line.verb, (*parts, "template", *SETTINGS)
-    )
+    split = _split_words(line, kind, parts)
     options = to_record(kind, split.options)
-    overrides = list(split.overrides)
-    rivals = [word for word in overrides if dotted_key(word) in ("dataset", "dataset.path")]
-    faults = list(split.faults)
+    rivals = [word for word in split.overrides if dotted_key(word) in ("dataset", "dataset.path")]
     if options.file is not None and rivals:
         found = f"{' '.join(rivals)} together with it"
-        faults.append(Fault("file", found, "one of them", "leave file out"))
+        split.faults.append(Fault("file", found, "one of them", "leave file out"))
     elif options.file is not None:
         path = options.file.replace("\\", "\\\\").replace("'", "\\'")
-        overrides += ["dataset=local", f"dataset.path='{path}'"]
-    typed = {dotted_key(override): override for override in overrides}
-    faults += _find_model_faults(line, typed)
-    ConfigError.refuse(faults)
+        split.overrides.extend(["dataset=local", f"dataset.path='{path}'"])
+    asked = _read_model(line, options, split, parts)
+    options = with_defaults(options, asked.cfg, is_greedy=line.verb == "predict")
+    if options.engine == "vllm":
+        check_library("vllm", "engine")
+    name = _name_of_rows(_typed(split.overrides).get("dataset", ""), options.file, asked.cfg)
+    return InferenceRequest(options, asked.cfg, asked.run, asked.weights, asked.chosen, name)
+
+
+def read_model_request(
+    line: CommandLine, kind: type[Meant], parts: Sequence[str]
+) -> ModelRequest[Meant]:
+    """The request to a model without rows, as ``read_request`` reads one with them."""
+    split = _split_words(line, kind, parts)
+    return _read_model(line, to_record(kind, split.options), split, parts)
+
+
+def _split_words(line: CommandLine, kind: type[Meant], parts: Sequence[str]) -> SplitWords:
+    others = (*parts, "template", *SETTINGS)
+    return split_options(line.overrides, options_in(kind), line.verb, others)
+
+
+def _read_model(
+    line: CommandLine,
+    options: Meant,
+    split: SplitWords,
+    parts: Sequence[str],
+) -> ModelRequest[Meant]:
+    """The run or the model of a command line, with its configuration, which is checked."""
+    overrides = split.overrides
+    typed = _typed(overrides)
+    ConfigError.refuse([*split.faults, *_find_model_faults(line, typed)])
     root = Path(typed.get("output_root", "=outputs").partition("=")[2])
     record = _find_run(line, root)
     run = record.run if record else None
@@ -70,12 +102,13 @@ def read_request(
         is_allowed="allow" in typed,
     )
     weights = find_weights(run, options.checkpoint)
-    options = with_defaults(options, cfg, is_greedy=line.verb == "predict")
-    if options.engine == "vllm":
-        check_library("vllm", "engine")
     chosen = frozenset(key.partition(".")[0] for key in typed)
-    name = _name_of_rows(typed.get("dataset", ""), options.file, cfg)
-    return InferenceRequest(options, cfg, run, weights, chosen, name)
+    return ModelRequest(options, cfg, run, weights, chosen)
+
+
+def _typed(overrides: Sequence[str]) -> dict[str, str]:
+    """The words by their keys."""
+    return {dotted_key(override): override for override in overrides}
 
 
 def _find_model_faults(line: CommandLine, typed: Mapping[str, str]) -> list[Fault]:
@@ -198,6 +231,9 @@ def _check_used(
     faults = find_all_faults(
         used, menu=read_menu(folders), allow=allowed, typed=typed_keys(overrides)
     )
-    # Nobody needs a trainer here.
-    ConfigError.refuse(fault for fault in faults if fault.where != "trainer")
+    # Nobody needs a trainer here, but for its functions, which the model may call.
+    absent = {"trainer", "dataset"} - set(keys)
+    faults = [fault for fault in faults if fault.where not in absent]
+    faults += find_forbidden({"trainer": functions_of(cfg["trainer"] or {})}, allowed)
+    ConfigError.refuse(faults)
     settle_hub([used])

@@ -44,12 +44,14 @@ class Side:
         scores: dict[str, float] = {}
         errors: dict[str, float] = {}
         for name, figures in self.sets.items():
-            prefix = name if name in ("eval", "train") else f"eval_{name}"
+            prefix = f"{name}_" if name in ("eval", "train") else f"eval_{name}_"
+            if self.request.options.tasks:
+                prefix = ""  # the name of a task stands before each figure
             rows[name] = figures.rows
             for key, value in figures.scores.items():
-                scores[f"{prefix}_{key}"] = value
+                scores[f"{prefix}{key}"] = value
             for key, value in figures.errors.items():
-                errors[f"{prefix}_{key}"] = value
+                errors[f"{prefix}{key}"] = value
         return {"model": self.name, "rows": rows, "scores": scores, "errors": errors}
 
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from runner.command._deletion import Listing, list_place
 from runner.io.files import display_path
 from runner.report.table import MAX_LINES, Column, format_table
 from runner.run.disk import sized
@@ -13,7 +14,30 @@ from runner.run.find import find_folders
 PARTS = ("checkpoints", "model", "other")  # of what the runs of a name take
 
 
-def sort_by_size(root: Path) -> dict[Path, dict[str, int]]:
+def list_sizes(root: Path) -> list[str]:
+    """The lines of a table of names by their sizes, and the commands that free the most.
+
+    No run is lost by these.
+    """
+    sizes = _sort_by_size(root)
+    if not sizes:
+        return [f"no runs under {display_path(root)}/ yet"]
+    lines = [*_size_table(sizes), ""]
+    freed = 0
+    for group in sizes:
+        for keep in ("last", "model"):
+            listing = Listing()
+            list_place(listing, group, keep)
+            freed = sum(deletion.bytes for deletion in listing.deletions.values())
+            if freed:
+                words = f"python -m runner clean {display_path(group)} keep={keep}"
+                lines.append(f"next      {words}  (asks, and frees {sized(freed)})")
+        if freed:
+            break
+    return lines
+
+
+def _sort_by_size(root: Path) -> dict[Path, dict[str, int]]:
     """The folders in which there are runs, the largest first, with the bytes of their PARTS."""
     sizes = {}
     for group in root.glob("[!.]*"):
@@ -41,7 +65,7 @@ def _measure(group: Path) -> dict[str, int]:
     return sizes
 
 
-def size_table(sizes: dict[Path, dict[str, int]]) -> list[str]:
+def _size_table(sizes: dict[Path, dict[str, int]]) -> list[str]:
     """The lines of a table of names by their sizes."""
     shown = list(sizes)[:MAX_LINES]
     columns = [

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from runner.command import VERBS, CommandLine
+from runner.command import CFG, OF_ROWS, PRINTING, VERBS, CommandLine
 from runner.command._foreign_files import translate_files
 from runner.command._help import help_text
 from runner.command._option import options_of
@@ -30,19 +30,9 @@ from runner.launch.compose import stages, sweep_axes
 from runner.run.find import is_run
 from runner.schema.did_you_mean import best_guess, join_pairs, to_flag
 
-# Flags with which Hydra only prints something; others of that kind take a value.
-PRINTING = (
-    ("--help", "-h"),
-    ("--hydra-help",),
-    ("--version",),
-    ("--resolve",),
-    ("--shell-completion", "-sc"),
-)
-CFG = ("job", "hydra", "all")
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 CALL = "python -m runner"
 FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
-OF_ROWS = ("dataset", "metric", "reward", "quant")  # groups that verbs of a trained model take
 CONFIG_FLAGS = ("config", "config_file", "config_name", "config_path")  # of other tools
 COMPOSING = ("train", "preview", "rehearse", "why")  # verbs that take the file of an experiment
 NO_FLAG = "an unknown flag"

@@ -5,33 +5,20 @@ Without runs it shows which names are large.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.command import CommandLine
-from runner.command._deletion import Deletion, delete, find_obstacle, find_users, paths_to_delete
+from runner.command._deletion import Listing, delete, find_users, list_place
 from runner.command._option import read_options
-from runner.command._sizes import size_table, sort_by_size
+from runner.command._sizes import list_sizes
 from runner.command.clean_options import Options
 from runner.errors import ConfigError, Fault, FolderError
-from runner.io.files import ASIDE, display_path
+from runner.io.files import display_path
 from runner.io.terminal import is_terminal, print_visible
-from runner.report.index import INDEX, read_group
 from runner.report.number import plural
-from runner.report.selection import choose_runs
-from runner.report.sweep_page import SWEEP_FILES
 from runner.report.table import MAX_LINES
 from runner.run.disk import sized
 from runner.run.find import is_run, resolve_word, words_below
-from runner.run.record import RunRecord, read_run
-
-
-@dataclass
-class Listing:
-    """The deletions of a command, each once, and what is left with the reasons."""
-
-    deletions: dict[Path, Deletion] = field(default_factory=dict)  # by their resolved places
-    left: list[str] = field(default_factory=list)
 
 
 def main(line: CommandLine) -> int:
@@ -40,11 +27,21 @@ def main(line: CommandLine) -> int:
     root = Path(options.output_root)
     words = words_below(root, line.runs)
     if not words:
-        return _list_sizes(root, options)
+        if options.keep or options.yes or options.where is not None:
+            raise ConfigError(
+                Fault(
+                    where="RUN",
+                    found="none",
+                    expected="the folder of some runs",
+                    fix=f"python -m runner clean {root}/<name> where=state=failed",
+                )
+            )
+        print_visible("\n".join(list_sizes(root)))
+        return 0
     listing = Listing()
     for place in [resolve_word(word, "clean", root) for word in words]:
         _check_place(place, root, options)
-        _list_place(listing, place, options)
+        list_place(listing, place, options.keep, options.where)
     deletions = listing.deletions
     # A run that is deleted whole may be the base of one elsewhere.
     users = {} if options.keep else find_users(root, deletions)
@@ -57,36 +54,6 @@ def main(line: CommandLine) -> int:
         for deletion in deletions.values():
             freed += delete(deletion)
         print(f"freed     {sized(freed)}")
-    return 0
-
-
-def _list_sizes(root: Path, options: Options) -> int:
-    """Print the names by their sizes, and the command that frees the most without losing a run."""
-    if options.keep or options.yes or options.where is not None:
-        raise ConfigError(
-            Fault(
-                where="RUN",
-                found="none",
-                expected="the folder of some runs",
-                fix=f"python -m runner clean {root}/<name> where=state=failed",
-            )
-        )
-    sizes = sort_by_size(root)
-    if not sizes:
-        print_visible(f"no runs under {display_path(root)}/ yet")
-        return 0
-    print_visible("\n".join([*size_table(sizes), ""]))
-    freed = 0
-    for group in sizes:
-        for keep in ("last", "model"):
-            listing = Listing()
-            _list_place(listing, group, replace(options, keep=keep))
-            freed = sum(deletion.bytes for deletion in listing.deletions.values())
-            if freed:
-                words = f"python -m runner clean {display_path(group)} keep={keep}"
-                print_visible(f"next      {words}  (asks, and frees {sized(freed)})")
-        if freed:
-            break
     return 0
 
 
@@ -111,31 +78,6 @@ def _check_place(place: Path, root: Path, options: Options) -> None:
                 fix=f"python -m runner clean {folder} where=state=failed, or keep=last",
             )
         )
-
-
-def _list_place(listing: Listing, place: Path, options: Options) -> None:
-    """Add what is deleted, and what is left, of a run or of all runs of a name."""
-    keep = options.keep
-    is_group = not is_run(place)
-    runs: Sequence[RunRecord] = read_group(place) if is_group else [read_run(place)]
-    if options.where is not None:
-        runs = choose_runs(runs, options.where)
-    for run in runs:
-        obstacle = find_obstacle(run, keep)
-        if obstacle:
-            listing.left.append(f"{display_path(run.folder)}: {obstacle}")
-            continue
-        paths = paths_to_delete(run, keep)
-        if paths:
-            listing.deletions[run.folder.resolve()] = Deletion(run.folder, paths, run)
-    if not is_group:
-        return
-    around = list(place.glob(ASIDE))
-    if keep == "runs":
-        around = [*(place / name for name in (*SWEEP_FILES, "plots", INDEX)), *around]
-    around = [path for path in around if path.exists() and not path.is_symlink()]
-    if around:
-        listing.deletions[place.resolve()] = Deletion(place, around)
 
 
 def _print_list(word: str, texts: Sequence[str]) -> None:

@@ -10,7 +10,8 @@ HELP = (
 python -m runner clean                                     which names are large, and what to type
 python -m runner clean outputs/<name> where=state=failed
 """.rstrip(),
-    VERBS["clean"] + ": it asks, and where nobody can answer only yes=true is an answer. A run "
+    VERBS["clean"]
+    + " with their sizes: it asks, and where nobody can answer only yes=true is an answer. A run "
     "that is running, queued or held is never touched, nor one in whose folder is something that "
     "no run writes there; no link is followed.",
     {

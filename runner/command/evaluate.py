@@ -26,7 +26,13 @@ def main(line: CommandLine) -> int:
     for side in sides:
         measure_side(side)
     facts = request.facts(PARTS)
+    options = request.options
     facts["weights"] = []
+    data = request.data
+    if options.tasks:
+        data = "lm_eval"
+        keys = ("lm_eval", "num_fewshot", "include_path", "apply_chat_template", "batch_size")
+        facts |= {key: getattr(options, key) for key in keys}
     for side in sides:
         weights = side.request.weights
         facts["weights"].append([side.name, weights.name, weights.seal])
@@ -34,11 +40,11 @@ def main(line: CommandLine) -> int:
     figures["notes"] = sides[0].notes
     comparison: dict[str, Any] = {}
     if len(sides) > 1:
-        comparison = _compare(sides, request.options.seed)
+        comparison = _compare(sides, options.seed)
         figures |= {"against": sides[1].to_json(), "comparison": comparison}
     seconds = round(time.monotonic() - began, 2)
-    name = f"{request.data}-{prediction_key(facts)}.json"
-    path = Path(request.options.to or request.folder("evaluations") / name)
+    name = f"{data}-{prediction_key(facts)}.json"
+    path = Path(options.to or request.folder("evaluations") / name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, figures | {"seconds": seconds, "asked": facts})
     lines = _completion_lines(sides)

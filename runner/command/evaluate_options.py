@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from runner.command import VERBS
 from runner.command._ask_options import AskOptions
+from runner.schema.ranges import Natural
 
 HELP = (
     "python -m runner evaluate RUN [dataset=...] [metric=...] [reward=...] [against=RUN2] "
@@ -33,6 +34,11 @@ HELP = (
         "checkpoint=last": "model, best, last, a step, or start; the default as for predict",
         "batch_size=32 max_new_tokens=64 temperature=1 top_k=0 top_p=1 n=1 seed=0": "as for "
         "predict; the temperature is 1 unless it is typed, as in the evaluations of a training",
+        "lm_eval=[arc_easy,hellaswag]": "tasks of EleutherAI's lm-evaluation-harness (pip install "
+        "lm-eval) in place of the rows, with the standard errors that it states; limit= and "
+        "batch_size= hold for them, num_fewshot=5 and apply_chat_template=true as there. "
+        "include_path=tasks is a folder with tasks of your own, in YAML alone unless "
+        "trust_remote_code=true. against=RUN2 adds the other model's",
         "engine=vllm": "vLLM samples the completions, as for predict",
         "to=file.json": "another place",
         "output_root=outputs": "where names and keys of runs are looked up",
@@ -47,3 +53,14 @@ class Options(AskOptions):
     """The options of ``evaluate``."""
 
     against: str | None = None
+    lm_eval: str | None = None
+    num_fewshot: Natural | None = None
+    include_path: str | None = None
+    apply_chat_template: bool = False
+    trust_remote_code: bool = False
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks of lm-evaluation-harness that are asked for."""
+        names = (self.lm_eval or "").strip("[]").split(",")
+        return [name.strip() for name in names if name.strip()]

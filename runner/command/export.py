@@ -1,5 +1,6 @@
 """Writes the model of a finished run for others, and uploads it where a repository is named."""
 
+import shlex
 from pathlib import Path
 
 from runner.command import CommandLine
@@ -8,9 +9,10 @@ from runner.command._upload import open_repository, push
 from runner.command.export_options import Options
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import display_path
-from runner.run.record import check_finished, find_runs
+from runner.model.gguf import LlamaCpp, find_llama_cpp
+from runner.run.record import RunRecord, check_finished, find_runs
 from runner.run.seal import check_sealed
-from runner.training.exported_model import export
+from runner.training.exported_model import DTYPES, export
 
 
 def main(line: CommandLine) -> int:
@@ -27,6 +29,7 @@ def main(line: CommandLine) -> int:
                 fix="=true  (if you trust it), or =false",
             )
         )
+    llama_cpp = _find_tools(options, run)
     folder = run.folder / "model"
     if not folder.is_dir():
         raise FolderError(Fault(display_path(folder), "missing", "the model of a finished run"))
@@ -35,12 +38,57 @@ def main(line: CommandLine) -> int:
     if options.push:
         # The hub is asked before the work.
         repository = open_repository(options.push, options.private)
-    target = Path(options.to or run.folder / "export")
+    target = Path(options.to or run.folder / ("export-gguf" if llama_cpp else "export"))
     is_trusted = bool(options.trust_remote_code)
-    lines = export(run, target, options.dtype, options.license, is_trusted)
+    lines = export(run, target, options.dtype, options.license, is_trusted, llama_cpp)
     print("\n".join(lines))
     print(f"export    {display_path(target)}")
+    if llama_cpp:
+        name = run.folder.parent.name.lower()
+        path = shlex.quote(display_path(target / "Modelfile"))
+        print(f"ollama    ollama create {name} -f {path} && ollama run {name}")
     if repository:
         push(target, repository)
         print(f"pushed    {repository}")
     return 0
+
+
+def _find_tools(options: Options, run: RunRecord) -> LlamaCpp | None:
+    """The tools of llama.cpp where the options ask for its format.
+
+    Raises ConfigError for a format or a type that this run cannot have.
+    """
+    if options.format == "gguf":
+        if run.experiment.trainer.head != "lm":
+            raise ConfigError(
+                Fault(
+                    where="format=gguf",
+                    found="a reward model",
+                    expected="a model that writes text",
+                    fix="leave format out: transformers loads that folder",
+                )
+            )
+        return find_llama_cpp(options.dtype)
+    if options.format != "safetensors":
+        command = f"python -m runner export {shlex.quote(display_path(run.folder))}"
+        fix = f"{command}, and then as runner/command/EXPORT.md says"
+        if options.format == "fp8":
+            fix = f"{command}, then vllm serve --quantization fp8 with that folder"
+        raise ConfigError(
+            Fault(
+                where=f"format={options.format}",
+                found="export does not write it",
+                expected="safetensors or gguf",
+                fix=fix,
+            )
+        )
+    if options.dtype not in (None, *DTYPES):
+        raise ConfigError(
+            Fault(
+                where=f"dtype={options.dtype}",
+                found="a type of GGUF files",
+                expected=", ".join(DTYPES),
+                fix=f"format=gguf dtype={options.dtype}",
+            )
+        )
+    return None

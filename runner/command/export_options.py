@@ -6,16 +6,19 @@ from typing import Literal
 from runner.command import VERBS
 
 HELP = (
-    "python -m runner export RUN [dtype=bfloat16] [to=FOLDER] [push=org/name]",
+    "python -m runner export RUN [format=gguf] [dtype=bfloat16] [to=FOLDER] [push=org/name]",
     VERBS["export"] + "; transformers and vLLM load the folder by itself: safetensors, tokenizer, "
     "chat template, generation settings, and a model card with configuration, data, curves and "
     "results. An adapter is merged into its base, and the largest difference that makes is "
     "printed; weights that were trained whole are copied. A reward model is written with its "
     "score head, of PPO only the policy.",
     {
-        "dtype=bfloat16": "float32, bfloat16 or float16; the default is model.dtype of the run",
-        "to=FOLDER": "where to; the default is <run>/export. An earlier export there is replaced, "
-        "nothing else",
+        "format=gguf": "one file for llama.cpp and Ollama instead, with a Modelfile",
+        "dtype=bfloat16": "float32, bfloat16 or float16; the default is model.dtype of the run. Of "
+        "a GGUF file also q8_0, and with llama.cpp's tool llama-quantize on PATH q4_k_m and "
+        "others; the default has 16 bits",
+        "to=FOLDER": "where to; the default is <run>/export, or <run>/export-gguf. An earlier "
+        "export there is replaced, nothing else",
         "push=org/name": "also upload it, to a private repository; never done without these words",
         "private=false": "make that repository public",
         "license=apache-2.0": "for the card; the default is that of the base model, where it can "
@@ -30,7 +33,32 @@ HELP = (
 class Options:
     """The options of ``export``."""
 
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    format: Literal["safetensors", "gguf", "fp8", "awq", "gptq"] = "safetensors"
+    dtype: (
+        Literal[
+            "float32",
+            "bfloat16",
+            "float16",
+            "f32",
+            "bf16",
+            "f16",
+            "q8_0",
+            "q6_k",
+            "q5_k_m",
+            "q5_k_s",
+            "q5_0",
+            "q4_k_m",
+            "q4_k_s",
+            "q4_0",
+            "q3_k_l",
+            "q3_k_m",
+            "q3_k_s",
+            "q2_k",
+            "iq4_xs",
+            "iq4_nl",
+        ]
+        | None
+    ) = None
     to: str | None = None
     push: str | None = field(default=None, metadata={"parts": "org/name"})
     private: bool = True

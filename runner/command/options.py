@@ -47,11 +47,11 @@ def find_named(word: str, menu: Options, folders: Sequence[Path]) -> dict[str, s
     name those with the trainers that have it.
     """
     if word in menu:
-        return {option: _describe(word, option, folders) for option in menu[word]}
+        return {option: describe(word, option, folders) for option in menu[word]}
     named = {}
     for group, options in menu.items():
         if word in options:
-            named[f"{group}={word}"] = _describe(group, word, folders)
+            named[f"{group}={word}"] = describe(group, word, folders)
     trainers: dict[str, list[str]] = {}
     for trainer in read_options("trainer"):
         for path in _find_keys(word, trainer):
@@ -77,7 +77,7 @@ def _find_keys(word: str, trainer: str) -> list[str]:
     return [path for path in dict.fromkeys(paths) if path in keys]
 
 
-def _describe(group: str, option: str, folders: Sequence[Path]) -> str:
+def describe(group: str, option: str, folders: Sequence[Path]) -> str:
     """The comment at the head of an option's file, that of the first folder that has one."""
     for root in (*folders, MENU):
         file = root / group / f"{option}.yaml"

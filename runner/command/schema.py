@@ -27,15 +27,22 @@ def main(line: CommandLine) -> int:
             )
         )
     options = read_options(line, Options)
-    folder = Path(options.to) if options.to else [*line.folders, Path("conf")][0]
-    folders = [folder, *line.folders]
-    schemas = build_schemas(folders)
+    folder = Path("conf")
+    if options.to:
+        folder = Path(options.to)
+    elif line.folders:
+        folder = line.folders[0]
+    schemas = build_schemas([folder, *line.folders])
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     versions = [f"{name} {installed_version(name)}" for name in LIBRARIES]
     comment = f"python -m runner schema, from {', '.join(versions)}"
     for name, schema in schemas.items():
-        head = {"$schema": DIALECT, "$comment": comment}
-        write_text(folder / FOLDER / f"{name}.json", schema_text({**head, **schema}))
+        whole = {
+            "$schema": DIALECT,
+            "$comment": comment,
+            **schema,
+        }
+        write_text(folder / FOLDER / f"{name}.json", schema_text(whole))
     lines = [f"wrote     {len(schemas)} schemas to {display_path(folder / FOLDER)}/"]
     lacking: dict[str, list[str]] = {}
     for file in sorted(folder.glob("*/*.yaml")):

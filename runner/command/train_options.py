@@ -35,5 +35,6 @@ Flags
   --cfg job         print the configuration
   --config-dir DIR  your own groups and options; without it those in conf/ here
   --debug           tracebacks
-  --version         of the runner and its libraries""",
+  --version         of the runner and its libraries
+  --shell-completion bash  a script that completes words; zsh and fish, too""",
 )

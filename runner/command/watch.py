@@ -23,10 +23,9 @@ from urllib.parse import quote
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from runner.command import CommandLine
-from runner.command._listing import find_names
 from runner.command._option import read_options
 from runner.command.watch_options import Options
-from runner.errors import EnvironmentFault, Fault, RunnerError, describe
+from runner.errors import EnvironmentFault, RunnerError, describe, taken_port
 from runner.io.files import display_path
 from runner.io.terminal import print_visible
 from runner.report.compare import find_changed_keys
@@ -37,7 +36,7 @@ from runner.report.run_page import to_run_page
 from runner.report.selection import summarise
 from runner.report.sweep_page import to_sweep_page
 from runner.run.find import find_folders, is_run, resolve_word, words_below
-from runner.run.record import read_run, read_state
+from runner.run.record import find_names, read_run, read_state
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -59,14 +58,7 @@ def main(line: CommandLine) -> int:
     try:
         server = Server(root, groups, options.port)
     except OSError as error:
-        raise EnvironmentFault(
-            Fault(
-                where="port",
-                found=f"{options.port}: {describe(error)}",
-                expected="a free port",
-                fix="port=0  (any free one)",
-            )
-        ) from None
+        raise EnvironmentFault(taken_port(options.port, error)) from None
     # The page of all runs, of those of several names, of one name, or of one run.
     address = "report.html" if folders else ""
     if len(folders) == 1:
@@ -223,7 +215,10 @@ class Server(ThreadingMixIn, WSGIServer):
             for group, state in states.items():
                 known_state, row = self.rows.get(group, (None, None))
                 if row is None or known_state != state:
-                    row = describe_name(group, read_group(group, self.memory))
+                    runs = read_group(group, self.memory)
+                    if not runs:  # they were deleted a moment ago
+                        continue
+                    row = describe_name(group, runs)
                     self.rows[group] = state, row
                 rows.append(row)
             return to_front_page(rows, etag, several=has_several)

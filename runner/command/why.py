@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from itertools import chain
 
 from runner.command import CommandLine
-from runner.command._provenance import compose_unchecked, provenance_of, provenance_of_run
+from runner.command._provenance import provenance_of, provenance_of_run
 from runner.config.dialect import find_meanings
 from runner.config.provenance import Provenance, Setting
 from runner.errors import ConfigError, Fault
 from runner.io.secrets import hidden
 from runner.io.terminal import print_visible
+from runner.launch.compose import stages
 from runner.report.number import short
 from runner.report.table import Column, format_table
-from runner.run.adjustments import in_words, read_adjustments
-from runner.run.record import RunRecord, find_runs
+from runner.run.record import find_runs
 from runner.schema.did_you_mean import nearest
 from runner.schema.literal import to_text
 from runner.schema.text import Config, flatten, select, walk
@@ -29,7 +29,9 @@ def main(line: CommandLine) -> int:
     if len(line.runs) == 2 and not line.overrides:
         key, word = line.runs
         (run,) = find_runs([word], f"why {key}", 1)
-        print_visible(hidden("\n".join(_explain_run(key, run))))
+        provenance, notes = provenance_of_run(run)
+        lines = [*explain(key, provenance, [str(run)]), *notes]
+        print_visible(hidden("\n".join(lines)))
         return 0
     if len(line.runs) != 1:
         words = line.runs if len(line.runs) == 2 else ["learning_rate", "trainer=dpo"]
@@ -42,13 +44,13 @@ def main(line: CommandLine) -> int:
             )
         )
     (key,) = line.runs
-    runs = compose_unchecked(line)
+    runs = stages.compose_unchecked(line.overrides, line.folders)
     stage, _, inner_key = key.partition(".")
     of_stage = [composed for composed in runs if inner_key and composed.stage == stage]
     if of_stage:
         runs = of_stage
         key = inner_key
-    lines: list[str] = []
+    lines = []
     for composed in runs:
         if composed.stage:
             if lines:
@@ -57,16 +59,6 @@ def main(line: CommandLine) -> int:
         lines += explain(key, provenance_of(composed, line), line.overrides)
     print_visible(hidden("\n".join(lines)))
     return 0
-
-
-def _explain_run(key: str, run: RunRecord) -> Iterator[str]:
-    """The lines that explain a key of a run, and what the run has changed of its config."""
-    provenance, reason = provenance_of_run(run)
-    yield from explain(key, provenance, [str(run)])
-    if reason:
-        yield f"note      {reason}"
-    for adjustment in read_adjustments(run.folder):
-        yield f"adjusted  {in_words(adjustment)}"
 
 
 @dataclass(frozen=True)

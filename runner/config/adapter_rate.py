@@ -1,7 +1,7 @@
 """The learning rate with an adapter: a multiple of the trainer's, as its option says.
 
-A rate that is typed or swept, or that an experiment or a file of the user's own sets, is left as it
-is. ``composition`` knows which file has set it.
+A rate that is typed or swept, or that a model, an experiment or a file of the user's own brings, is
+left as it is. ``composition`` knows which file has set it.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,6 @@ KEY = "learning_rate"
 FACTOR = "learning_rate_factor"
 FACTOR_KEY = f"peft.{FACTOR}"
 REFERENCE = "${learning_rate}"
-RATE_GROUPS = ("trainer", "model")  # whose options bring the rate of all weights
 DIGITS = 6  # significant ones, or ten times 3e-6 would be 2.9999999999999997e-05
 
 
@@ -24,7 +23,7 @@ DIGITS = 6  # significant ones, or ten times 3e-6 would be 2.9999999999999997e-0
 class AdapterRate:
     """A learning rate that an adapter has multiplied."""
 
-    usual: float  # for all weights
+    usual: float  # the trainer's, for all weights
     factor: float
     adapter: str  # the option of the group peft
     begun: str = ""  # the folder of a run that began with the usual rate, and goes on with it

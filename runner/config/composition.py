@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runner.config.adapter_rate import FACTOR_KEY, KEY, RATE_GROUPS, AdapterRate, apply_factor
+from runner.config.adapter_rate import FACTOR_KEY, KEY, AdapterRate, apply_factor
 from runner.config.choice import find_choice_faults, list_fault
 from runner.config.experiment_file import read_experiment_file, stamp_files
 from runner.config.hydra_errors import as_config_errors, not_global
@@ -79,9 +79,9 @@ def compose(
 def _multiply_rate(
     cfg: "DictConfig", overrides: Sequence[str], folders: Sequence[Path]
 ) -> AdapterRate | None:
-    """Multiply the learning rate by the factor of the adapter, if an option of ours has set it.
+    """Multiply the learning rate by the factor of the adapter, if it is that of a trainer of ours.
 
-    That is an option of a trainer or of a model. Any other rate was chosen for this run.
+    Any other was chosen for this run, or for the size of its model.
     """
     from omegaconf import OmegaConf
 
@@ -91,7 +91,7 @@ def _multiply_rate(
     menu = read_menu(folders)
     choices = [word for word in overrides if dotted_key(word) in menu]
     file = _find_rate_file(tuple(choices), tuple(folders), _read_stamps(folders, choices))
-    if file is None or file.parent.parent != MENU or file.parent.name not in RATE_GROUPS:
+    if file is None or file.parent != MENU / "trainer":
         return None
     return apply_factor(cfg, str(cfg.hydra.runtime.choices.get("peft")))
 

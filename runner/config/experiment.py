@@ -196,8 +196,8 @@ class AdapterPart(Part):
     full: list[str] | None = None
     """Layers that are trained whole beside the adapter."""
     learning_rate_factor: Positive | None = None
-    """Times the trainer's learning rate, unless a rate is typed, or an experiment or a file of the
-    user's own sets one; null is once."""
+    """Times the trainer's learning rate, unless a rate is typed, or a model, an experiment or a
+    file of the user's own brings one; null is once."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class Tracking(Part):
     report_to: str | list[str] = "none"
     """The trackers by the names that transformers has for them."""
     project: str | None = None
-    """The project there that the run belongs to."""
+    """The project there that the run belongs to; null is runner, in MLflow the run's name."""
     entity: str | None = None
     """The team, workspace or owner of that project."""
     mode: Literal["online", "offline", "disabled"] | None = None

@@ -75,6 +75,9 @@ class Provenance:
             for setting in self.settings:
                 if setting.key == speed_key:
                     settings.append(replace(setting, key=key, note="speed="))
+        if key == "model.merge" and not settings and select(self.cfg, key):
+            place = "runner/validate/adapter_start.py"
+            settings.append(Setting(key, "true", place, "the runner, as the model is an adapter"))
         if key in MADE and self.cfg.get("batch"):
             text = "${batch}, shared by the processes"
             settings.append(Setting(key, text, "runner/config/batch.py", "the runner"))

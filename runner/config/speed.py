@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
 from importlib.util import find_spec
 
 from runner.errors import ConfigError, Fault
@@ -78,6 +77,8 @@ def compute_capability() -> float:
 
     Their driver says so without waking one.
     """
+    from importlib.metadata import version
+
     is_hidden = not os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
     if is_hidden or "+cpu" in version("torch"):
         return 0.0

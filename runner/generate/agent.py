@@ -73,6 +73,8 @@ class Agent:
     tools: Sequence[Tool] = ()
     environments: Environments | None = None
     rounds: int | None = None  # the most turns that may call; None: no limit
+    # Called with each turn as it is made.
+    on_turn: Callable[[TurnDict], object] = lambda turn: None
 
     def open(self, row: Row) -> tuple[list[TurnDict], list[Tool], object]:
         """The prompt of a row, the tools that are offered in it, and its new environment, reset."""
@@ -163,6 +165,7 @@ class Agent:
                 episode.extend(ids, own=True)
                 episode.logprobs += logprobs[:room].tolist()
                 episode.turns.append(message)
+                self.on_turn(message)
                 is_whole = ids[-1] in how.stop_ids
                 if message.get("tool_calls") and is_whole and number != self.rounds:
                     calling.append(index)
@@ -171,6 +174,8 @@ class Agent:
             live = []
             for index, turns in zip(calling, answers, strict=True):
                 episode = episodes[index]
+                for answer in turns:
+                    self.on_turn(answer)
                 ids = _encode_answers(tokenizer, turns, episode)
                 # Otherwise no turn could follow.
                 if len(episode.token_ids) + len(ids) < how.limit(episode.prompt_ids):

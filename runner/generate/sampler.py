@@ -58,6 +58,8 @@ STEPS_PER_CHECK = 8
 
 Model: TypeAlias = PreTrainedModel | PeftModel
 Decoded: TypeAlias = list[tuple[Tensor, Tensor]]  # of each row its tokens and log-probabilities
+# Called after each step with the tokens of the rows that are still being written.
+OnStep: TypeAlias = Callable[[Tensor], object]
 
 log = logging.getLogger(__name__)
 
@@ -108,14 +110,16 @@ def sample(
     *,
     engine: str = "auto",
     halves: bool = False,
+    on_step: OnStep | None = None,
 ) -> Responses:
     """Sample a completion for each prompt; prompts of like length go together.
 
     The ``engine`` is loop, graph or generate; auto chooses. Where memory does not suffice, half as
     many rows are sampled side by side if ``halves``, which changes no completion; without it the
-    error is the caller's, which may want to remember it.
+    error is the caller's, which may want to remember it. ``on_step`` is told the tokens as they
+    come, which no graph does; what it raises ends the sampling.
     """
-    decode = _find_decoder(model, prompts, engine)
+    decode = _find_decoder(model, prompts, engine, on_step)
     decoded: dict[int, tuple[Tensor, Tensor]] = {}
     with whole(model):
         model = _without_wrapper(model)
@@ -157,8 +161,10 @@ def sample(
     return responses
 
 
-def _find_decoder(model: Model, prompts: Prompts, engine: str) -> Callable[..., Decoded]:
-    decoders = {
+def _find_decoder(
+    model: Model, prompts: Prompts, engine: str, on_step: OnStep | None
+) -> Callable[..., Decoded]:
+    decoders: dict[str, Callable[..., Decoded]] = {
         "loop": _decode_by_loop,
         "graph": _decode_by_graph,
         "generate": _decode_by_generate,
@@ -168,7 +174,11 @@ def _find_decoder(model: Model, prompts: Prompts, engine: str) -> Callable[..., 
         engine = "generate"
     elif engine == "auto":
         engine = choose_engine(model)
-    return decoders[engine]
+    if on_step is None:
+        return decoders[engine]
+    if engine == "graph":
+        engine = "loop"
+    return functools.partial(decoders[engine], on_step=on_step)
 
 
 def _split_prompts(prompts: Prompts, size: int) -> list[list[int]]:
@@ -322,7 +332,11 @@ def truncate(logits_BV: Tensor, how: Sampling) -> Tensor:
 
 
 def _decode_by_loop(
-    model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor
+    model: Model,
+    prompts: list[Sequence[int]],
+    how: Sampling,
+    noise_BR: Tensor,
+    on_step: OnStep | None = None,
 ) -> Decoded:
     """Token by token; finished rows leave the cache, so that none waits for the longest."""
     device = model.device
@@ -347,6 +361,8 @@ def _decode_by_loop(
         token_B, logprob_B = sample_token(logits_BV, noise_BR[live_B, step], how)
         tokens_BR[live_B, step] = token_B
         logprobs_BR[live_B, step] = logprob_B
+        if on_step is not None:
+            on_step(token_B)
         ended_B = torch.isin(token_B, stop_ids) | (limits_B[live_B] == step + 1)
         if ended_B.any():
             lengths_B[live_B[ended_B]] = step + 1
@@ -485,12 +501,16 @@ class CastLayer(StaticLayer):
 
 
 def _decode_by_generate(
-    model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor
+    model: Model,
+    prompts: list[Sequence[int]],
+    how: Sampling,
+    noise_BR: Tensor,
+    on_step: OnStep | None = None,
 ) -> Decoded:
     """By ``model.generate``, for models whose cache or positions are a matter of their own."""
     ids_BP, mask_BP = pad(prompts, model.device, side="left")
     limits = [how.limit(prompt) for prompt in prompts]
-    choice = TokenChoice(how, noise_BR)
+    choice = TokenChoice(how, noise_BR, on_step)
     config = GenerationConfig(
         max_new_tokens=max(limits),
         do_sample=False,
@@ -514,9 +534,10 @@ def _decode_by_generate(
 class TokenChoice(LogitsProcessor):
     """The choice of :func:`sample_token` in ``model.generate``: no other token is left to a row."""
 
-    def __init__(self, how: Sampling, noise_BR: Tensor):
+    def __init__(self, how: Sampling, noise_BR: Tensor, on_step: OnStep | None = None):
         self.how = how
         self.noise_BR = noise_BR
+        self.on_step = on_step
         self.tokens: list[Tensor] = []
         self.logprobs: list[Tensor] = []
 
@@ -526,6 +547,8 @@ class TokenChoice(LogitsProcessor):
         token_B, logprob_B = sample_token(scores, noise_B, self.how)
         self.tokens.append(token_B)
         self.logprobs.append(logprob_B)
+        if self.on_step is not None:
+            self.on_step(token_B)
         return torch.full_like(scores, -math.inf).scatter(1, token_B[:, None], 0.0)
 
 

@@ -3,7 +3,6 @@
 import re
 import shlex
 import tomllib
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ def read_project() -> dict[str, Any]:
 
 def read_requirements() -> list[str]:
     """The packages that we need; in a wheel those of its extras too, with a marker."""
+    from importlib import metadata  # a twelfth of the time of a short command
+
     project = read_project()
     if project:
         return list(project["dependencies"])

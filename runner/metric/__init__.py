@@ -1,8 +1,9 @@
 """Metrics: numbers on what a model does with held-out rows.
 
-A metric knows no trainer, no dataset and no model.
+A metric knows no trainer and no dataset, and no model but one that its function names.
 
-Here are those of plain texts, others in ``binary``, ``likelihood``, and ``reference`` by libraries.
+Here are those of plain texts, others in ``binary``, ``likelihood``, and by libraries in
+``reference`` and ``harness``.
 A new one is a function in any module, whose arguments decide what it gets, with an option in
 ``conf/metric`` (``better: lower`` where less is better; ``config.experiment.MetricPart`` declares
 further keys), and a name in

@@ -14,6 +14,7 @@ from runner.errors import DataError, Fault, SickRun
 # Arguments that only metrics of sampled completions have, or only those of known answers.
 SAMPLED = ("completions", "completion_ids")
 READ = ("scores", "log_probs", "labels", "logits")
+LIVE = ("live_model",)  # of metrics that ask the model themselves, whatever the rows are
 LARGEST = 1e300  # of a number of one row, so that the sum of many is still a float
 SAMPLES = 200  # prompts of each held-out set that are answered, unless the config says otherwise
 
@@ -24,7 +25,7 @@ class Metric:
 
     name: str
     ask: Callable[..., object]
-    kind: str  # sampled or read
+    kind: str  # sampled, read or live
     preprocess: Callable[..., object] | None = None
     takes_logits: bool = False
     on: Sequence[str] | None = None  # held-out sets; None is all
@@ -38,10 +39,22 @@ class Metric:
 
 
 def kind_of(arguments: Collection[str]) -> str:
-    """The kind of a metric with these arguments: ``sampled`` completions, or ``read`` answers."""
+    """The kind of a metric by its arguments.
+
+    That is ``sampled`` completions, ``read`` answers, or ``live`` with the model itself.
+    """
+    if not set(LIVE).isdisjoint(arguments):
+        return "live"
     is_sampled = not set(SAMPLED).isdisjoint(arguments)
     is_read = not set(READ).isdisjoint(arguments)
     return "read" if is_read and not is_sampled else "sampled"
+
+
+def ask_live(metric: Metric, model: object, tokenizer: object) -> dict[str, float]:
+    """The numbers of a metric that asks the model itself, by their names."""
+    answer = metric.ask(live_model=model, tokenizer=tokenizer, limit=metric.limit)
+    numbers = to_numbers(metric.name, answer, 0)
+    return {f"{metric.name}_{part}".rstrip("_"): value for part, value in numbers.items()}
 
 
 def to_numbers(name: str, answer: object, rows: int) -> dict[str, float]:

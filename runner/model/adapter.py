@@ -314,7 +314,7 @@ def complete_heads(model: nn.Module) -> None:
 # --- Afterwards ---------------------------------------------------------------------------------
 
 
-def merge(model: PeftModel) -> PreTrainedModel:
+def merge_adapter(model: PeftModel) -> PreTrainedModel:
     """The base model with its adapter added to its weights.
 
     An output layer that shares its weights with the embeddings gets its own where the adapter
@@ -340,6 +340,26 @@ def merge(model: PeftModel) -> PreTrainedModel:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "All adapters are already merged")
         return model.merge_and_unload(safe_merge=True)
+
+
+def quantise(
+    model: PreTrainedModel, quantization_config: object, device_map: object
+) -> PreTrainedModel:
+    """The same model with quantised weights, as if it were loaded from a folder."""
+    name = model.name_or_path
+    quantised: PreTrainedModel = type(model).from_pretrained(
+        None,
+        config=model.config,
+        state_dict=model.state_dict(),
+        dtype=model.dtype,
+        device_map=device_map,
+        quantization_config=quantization_config,
+    )
+    quantised.name_or_path = name
+    quantised.config._name_or_path = name
+    if hasattr(model, "generation_config"):  # a score head generates nothing
+        quantised.generation_config = model.generation_config
+    return quantised
 
 
 def _without_adapter(layer: nn.Module) -> nn.Module:

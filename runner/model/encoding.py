@@ -38,8 +38,8 @@ class EncodedRow:
         return max(map(len, self.texts), default=0)
 
 
-def shared_length(first: Iterable[int], second: Iterable[int]) -> int:
-    """The number of ids with which both begin."""
+def shared_length(first: Iterable[object], second: Iterable[object]) -> int:
+    """The number of ids, or of letters, with which both begin."""
     length = 0
     for one_id, other_id in zip(first, second, strict=False):
         if one_id != other_id:
@@ -199,22 +199,39 @@ def write(
 
 def to_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
     """The text of each token; where several share one character, the last of them has it."""
-    texts = []
-    waiting: list[int] = []  # tokens whose text is not written yet
-    for index, token in enumerate(ids):
-        # Tokenizers may write a token otherwise at the beginning of a text than behind another.
-        start = index - len(waiting)
-        before = ids[max(0, start - 1) : start]
-        waiting.append(token)
-        text = decode(tokenizer, [*before, *waiting])
-        text = text[len(decode(tokenizer, before)) :]
-        is_last = index + 1 == len(ids)
-        if text.endswith(UNFINISHED) and len(waiting) < LONGEST_TEXT and not is_last:
-            texts.append("")
-        else:
-            texts.append(text)
-            waiting = []
+    pieces = TokenTexts(tokenizer)
+    texts = [pieces.add(token) for token in ids]
+    if texts:
+        texts[-1] += pieces.rest()
     return texts
+
+
+class TokenTexts:
+    """The texts of tokens as they come, which together are the text of all of them."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
+        self.last: list[int] = []  # the token before those that wait
+        self.waiting: list[int] = []  # tokens whose text is not written yet
+
+    def add(self, token: int) -> str:
+        """The text that a further token completes; empty in the middle of a character."""
+        self.waiting.append(token)
+        text = self._text()
+        if text.endswith(UNFINISHED) and len(self.waiting) < LONGEST_TEXT:
+            return ""
+        self.last = [token]
+        self.waiting = []
+        return text
+
+    def rest(self) -> str:
+        """The text of the tokens that still wait where no more will come."""
+        return self._text() if self.waiting else ""
+
+    def _text(self) -> str:
+        # Tokenizers may write a token otherwise at the beginning of a text than behind another.
+        text = decode(self.tokenizer, [*self.last, *self.waiting])
+        return text[len(decode(self.tokenizer, self.last)) :]
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:

@@ -21,7 +21,7 @@ from transformers.utils import has_file
 from runner.errors import ConfigError, Fault, check_library, describe
 from runner.io.files import JsonObject
 from runner.model import faults
-from runner.model.adapter import merge
+from runner.model.adapter import merge_adapter, quantise
 from runner.model.adapter_files import (
     fault_of_extra,
     fault_of_lacking,
@@ -261,7 +261,9 @@ def load_model(
         model = _load_adapter(folder, head, seed, vocabulary, arguments, merges=merges)
     _check_finite(model, folder)
     if merges:
-        model = _merge(model, quantization_config, device_map)
+        model = merge_adapter(model).requires_grad_(True)
+        if quantization_config:
+            model = quantise(model, quantization_config, device_map)
     text_config = model.config.get_text_config()
     padding = text_config.pad_token_id
     adopt_tokens(model, tokenizer)
@@ -466,23 +468,6 @@ def _load_adapter(
     return adapted
 
 
-def _merge(adapted: PeftModel, quantization_config: object, device_map: object) -> PreTrainedModel:
-    """The base with the adapter merged into it, which is quantised only then."""
-    model = merge(adapted).requires_grad_(True)
-    if not quantization_config:
-        return model
-    merged: PreTrainedModel = type(model).from_pretrained(
-        None,
-        config=model.config,
-        state_dict=model.state_dict(),
-        dtype=model.dtype,
-        device_map=device_map,
-        quantization_config=quantization_config,
-    )
-    merged.generation_config = model.generation_config
-    return merged
-
-
 # --- Models and their tokenizers ----------------------------------------------------------------
 
 
@@ -541,22 +526,6 @@ def adopt_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
             mark,
             tokenizer.eos_token,
         )
-
-
-def hold_places(model: PreTrainedModel | PeftModel) -> None:
-    """Give each weight on ``meta`` one zero that stands for all of its numbers.
-
-    The process that has read the weights hands them out later.
-
-    accelerate knows the weights of an optimizer by their addresses, which those on ``meta`` do not
-    have.
-    """
-    for module in model.modules():
-        for name, weight in list(module.named_parameters(recurse=False)):
-            if weight.is_meta:
-                zeros = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
-                setattr(module, name, torch.nn.Parameter(zeros, weight.requires_grad))
-    model.tie_weights()
 
 
 def new_model(

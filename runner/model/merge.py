@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from runner.errors import ConfigError, Fault, SickRun
-from runner.model.adapter import merge
+from runner.model.adapter import merge_adapter
 from runner.model.encoding import processor_of
 from runner.model.load import auto_class, load_model, load_tokenizer, read_adapter, read_config
 from runner.schema.literal import number
@@ -68,7 +68,7 @@ def write_plain(
     largest = trained.abs().max().item()
     merged = None
     if isinstance(model, PeftModel):
-        model = merge(model)
+        model = merge_adapter(model)
         merged = _distance(trained, model, probe)
         _check_same(source, merged, largest)
     torch_dtype = getattr(torch, dtype)

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, Trainer
 
 from runner.errors import ConfigError, Fault
-from runner.model.adapter import changes_base, loaded_config, merge
+from runner.model.adapter import changes_base, loaded_config, merge_adapter
 from runner.model.saved import whole_weights
 
 
@@ -52,7 +52,7 @@ def copy_reference(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
             copied[id(weight)] = nn.Parameter(empty)
     reference = copy.deepcopy(model, copied)
     if isinstance(reference, PeftModel):
-        reference = merge(reference)
+        reference = merge_adapter(reference)
     return reference.requires_grad_(False).eval()
 
 

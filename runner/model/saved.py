@@ -27,6 +27,8 @@ from transformers import PreTrainedModel
 from runner.errors import ConfigError, Fault, FolderError
 from runner.model.model_files import ADAPTER, read_shapes
 
+# In a ``model/``: what was trained on a base with an earlier adapter merged into it, for ourselves.
+OWN_ADAPTER = "adapter"
 PROMPT_ENCODER = "prompt_encoder.safetensors"
 # The files of weights in a checkpoint of a model that is not sharded.
 WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors", PROMPT_ENCODER)
@@ -186,6 +188,22 @@ def gather_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor] | None:
         if keep:
             gathered[name] = weight.cpu()
     return gathered
+
+
+def hold_places(model: PreTrainedModel | PeftModel) -> None:
+    """Give each weight on ``meta`` one zero that stands for all of its numbers.
+
+    The process that has read the weights hands them out later.
+
+    accelerate knows the weights of an optimizer by their addresses, which those on ``meta`` do not
+    have.
+    """
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if weight.is_meta:
+                zeros = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
+                setattr(module, name, torch.nn.Parameter(zeros, weight.requires_grad))
+    model.tie_weights()
 
 
 # --- Saved weights onto a model -----------------------------------------------------------------

@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runner.io.distribution import NAME
-from runner.io.files import read_json
+from runner.io.files import JsonObject, read_json
 from runner.io.secrets import form_of
 from runner.report.axis import short_target
 from runner.report.compare import find_changed_keys
 from runner.report.facts import command_of, words_of
 from runner.report.ranking import score_rows
 from runner.report.render import fill_template
+from runner.run.manifest import uses_of
 from runner.run.record import RunRecord, read_run
 from runner.schema.literal import number
-from runner.schema.text import select, walk
+from runner.schema.text import last_key, select, walk
 
 # A path from the root or from a home, but no URL, runner://..., org/name or </tag>. The group is
 # its last part, which may stay; of a short path nothing stays, since it may end in a person's name.
@@ -26,6 +27,7 @@ LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate")
 PARAMETER_COUNTS = ("parameters", "trainable")  # of the model, in a manifest
 NOT_SHOWN = ("output_root", "launcher", "tracker", "allow")  # keys that say nothing of the model
 FINGERPRINT_LETTERS = 16
+MAX_RUNS = 100  # below one, that its card tells of
 
 
 def to_card(
@@ -40,6 +42,10 @@ def to_card(
     ``pictures`` are the names of files beside the card.
     """
     path = str(select(run.cfg, "dataset.path") or "")
+    runs = [*runs_below(run), run]
+    public_sets: dict[str, None] = {}
+    for below in runs:
+        public_sets |= dict.fromkeys(_public_sets(below))
     model = run.manifest.get("model") or {}
     counts = [f"{number(model[key])} {key}" for key in PARAMETER_COUNTS if model.get(key)]
     notes = [*copy[:1], ", ".join(counts), *copy[1:]]
@@ -63,17 +69,18 @@ def to_card(
         if versions.get(library):
             version = versions[library].partition("+")[0]
             pinned.append(shlex.quote(f"{library}=={version}"))
-    command = ""
-    if words_of(run) is not None:
-        command = command_of(run)
+    commands = [command_of(below) for below in runs if words_of(below) is not None]
     shown = {key: node for key, node in run.cfg.items() if key not in NOT_SHOWN}
     text = fill_template(
         "card.md",
         run=run,
         license=license,
         base=base_of(run),
+        start=_start_of(run),
         path=path,
-        is_public=is_hub_name(path),
+        public_sets=list(public_sets),
+        index=_to_index(run, path),
+        chain=[_describe_step(below) for below in runs] if len(runs) > 1 else [],
         trainer=short_target(run.cfg.get("trainer")),
         is_scorer=select(run.cfg, "trainer.head") == "score",
         scores=scores,
@@ -81,7 +88,7 @@ def to_card(
         changed=changed,
         package=NAME,
         pinned=pinned,
-        command=command,
+        commands=list(dict.fromkeys(commands)) if words_of(run) is not None else [],
         notes=[note for note in notes if note],
         pictures=pictures,
         shown=shown,
@@ -104,12 +111,77 @@ def public(text: str) -> str:
     return re.sub(r"\S+", masked, ROOTED.sub(r"<folder>\1", text))
 
 
+def runs_below(run: RunRecord) -> list[RunRecord]:
+    """The runs that a run builds on, each behind those that it builds on itself."""
+    found: dict[Path, RunRecord] = {}
+    for folder in uses_of(run.cfg).values():
+        path = Path(folder)
+        if path.absolute() == run.folder.absolute() or len(found) > MAX_RUNS:
+            continue
+        earlier = read_run(path)
+        for below in [*runs_below(earlier), earlier]:
+            found.setdefault(below.folder.absolute(), below)
+    return list(found.values())
+
+
+def _public_sets(run: RunRecord) -> list[str]:
+    """The data sets of the hub that a run read."""
+    names = []
+    for key, value in walk(run.cfg.get("dataset")):
+        if last_key(key) == "path" and isinstance(value, str) and is_hub_name(value):
+            names.append(value)
+    return names
+
+
+def _describe_step(run: RunRecord) -> list[str]:
+    """A run of a chain as the cells of a row: name, trainer, start, data, and its first score."""
+    trainer = short_target(run.cfg.get("trainer"))
+    if run.cfg.get("peft"):
+        trainer += f" with {short_target(run.cfg.get('peft'))}"
+    rows = select(run.manifest, "data.train.rows")
+    data = str(select(run.cfg, "dataset.path") or "rows of its own")
+    if rows:
+        data += f", {rows} rows"
+    result = ""
+    for row in score_rows(run)[:1]:
+        result = f"{row.name.removeprefix('eval_')} {row.before} -> {row.after}"
+    return [str(run.cfg.get("name")), trainer, _start_of(run), data, result]
+
+
+def _start_of(run: RunRecord) -> str:
+    """The model that a run began with: its path, or the name of the run that trained it."""
+    start = str(select(run.cfg, "model.path") or "a new model")
+    path = Path(start)
+    is_of_run = path.name == "model" and (path.parent / "config.yaml").is_file()
+    return path.parent.parent.name if is_of_run else start
+
+
+def _to_index(run: RunRecord, path: str) -> JsonObject | None:
+    """The held-out scores as the hub reads them from the field ``model-index``."""
+    is_scorer = select(run.cfg, "trainer.head") == "score"
+    metrics = []
+    for row in score_rows(run):
+        if row.name in run.after:
+            name = row.name.removeprefix("eval_")
+            metrics.append({"type": name, "name": name, "value": run.after[row.name]})
+    if not metrics:
+        return None
+    kind = path if is_hub_name(path) else Path(path).name or "rows"
+    result = {
+        "task": {"type": "text-classification" if is_scorer else "text-generation"},
+        "dataset": {"name": kind, "type": kind},
+        "metrics": metrics,
+    }
+    return {"name": run.cfg.get("name"), "results": [result]}
+
+
 def base_of(run: RunRecord) -> str | None:
     """The model of the hub that a run began from, if need be through earlier runs; else None."""
     visited: set[Path] = set()
     while run.folder not in visited:
         visited.add(run.folder)
-        path = str(select(run.cfg, "model.path") or "")
+        start = select(run.cfg, "trainer.args.sft_model_path") or select(run.cfg, "model.path")
+        path = str(start or "")
         if path:
             adapter = read_json(Path(path) / "adapter_config.json") or {}
             path = str(adapter.get("base_model_name_or_path") or path)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import Fault, FolderError
-from runner.io.files import SHIPPED, shipped
+from runner.io.files import PACKAGE, SHIPPED, read_json, shipped
 from runner.run.folder import Run
 from runner.run.key import lasting
 from runner.run.seal import SEAL, sealed_checkpoints
@@ -44,6 +44,7 @@ SUFFIXES = {
 # ... but these are not.
 NOT_INPUTS = {"training_args.json", "trainer_state.json", SEAL}
 CODE = "code"
+BASE = "base of"  # an adapter; the key of its path follows
 FACTS = ("data", "tokenizer", "model")  # of a manifest
 TRAIN_AGAIN = "name=<another name>, to train again with what is there now"
 # Of a larger file as many bytes are read, in pieces from all over it.
@@ -91,8 +92,20 @@ def _files_of_keys(cfg: Config) -> Iterator[tuple[str, dict[str, Path]]]:
                 if file.is_file():
                     files[str(file).replace(str(place), as_typed, 1)] = file
             yield key, files
+            base = _find_base(place)
+            if base:
+                yield f"{BASE} {key}", {str(file): file for file in _files_at(base, "")}
     for package, sources in find_code(packages_of(cfg)).items():
         yield f"{CODE} {package}", sources
+
+
+def _find_base(folder: Path) -> Path | None:
+    """The folder of this machine that an adapter belongs on, unless it ships with us."""
+    config = read_json(folder / "adapter_config.json") or {}
+    name = config.get("base_model_name_or_path")
+    if not name or Path(name).is_relative_to(PACKAGE) or not Path(name).is_dir():
+        return None
+    return Path(name)
 
 
 def _files_at(place: Path, pattern: str) -> Iterator[Path]:
@@ -137,6 +150,9 @@ def check_fingerprints(run: Run) -> list[str]:
     faults = []
     notes = []
     for key in {**then, **now}:
+        # Runs that an earlier version began have none of them.
+        if key.startswith(BASE) and key not in then:
+            continue
         lines = _describe_changes(then.get(key, {}), now.get(key, {}))
         if not lines:
             continue

@@ -6,7 +6,6 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +78,8 @@ def uses_of(cfg: Mapping[str, Any]) -> dict[str, str]:
 
 def installed_version(name: str) -> str | None:
     """The version of an installed package; None where it is not installed."""
+    from importlib import metadata  # a twelfth of the time of a short command
+
     # The manifest of others may hold any name, which is a ValueError here.
     with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
         return metadata.version(name)

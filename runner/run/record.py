@@ -8,7 +8,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -304,6 +304,23 @@ def _expand_names(words: Sequence[str], root: Path) -> list[str]:
         else:
             expanded.append(word)
     return expanded
+
+
+def find_names(folders: Iterable[Path]) -> list[tuple[Path, list[RunRecord]]]:
+    """The folders in which there are runs, with the states of these, newest first."""
+    names = []
+    for path in folders:
+        if not path.is_dir():
+            continue
+        runs = [read_state(folder) for folder in find_folders(path)]
+        if runs:
+            names.append((path, runs))
+    return sorted(names, key=_last_update, reverse=True)
+
+
+def _last_update(name: tuple[Path, list[RunRecord]]) -> str:
+    _, runs = name
+    return max(str(run.status.get("updated") or "") for run in runs)
 
 
 def check_whole(run: RunRecord) -> None:

@@ -31,7 +31,7 @@ def read_comments(text: str) -> dict[str, str]:
     for above, name, behind in COMMENTED.findall(text):
         comment = behind or re.sub(r"^ *# ", "", above, flags=re.MULTILINE)
         if comment:
-            comments[name] = shortened(comment)
+            comments[name] = cut_text(comment)
     return comments
 
 
@@ -39,7 +39,8 @@ def read_comments(text: str) -> dict[str, str]:
 def _descriptions_of(definition: Definition) -> dict[str, str]:
     node = definition.node
     if isinstance(node, Function):
-        return _described_in(ast.get_docstring(node) or "", node.args)
+        docstring = ast.get_docstring(node) or ""
+        return _described_in(docstring, node.args)
     descriptions: dict[str, str] = {}
     if not isinstance(node, ast.ClassDef):
         return descriptions
@@ -48,23 +49,30 @@ def _descriptions_of(definition: Definition) -> dict[str, str]:
             descriptions |= _descriptions_of(base)
     lines = definition.module.text.splitlines()[node.lineno : node.end_lineno]
     descriptions |= read_comments("\n".join(lines))
-    descriptions |= _described_in(ast.get_docstring(node) or "")
+    docstring = ast.get_docstring(node) or ""
+    descriptions |= _described_in(docstring)
     for method in node.body:
         if isinstance(method, Function) and method.name == "__init__":
-            descriptions |= _described_in(ast.get_docstring(method) or "", method.args)
-    return descriptions | _help_of_fields(node)
+            docstring = ast.get_docstring(method) or ""
+            descriptions |= _described_in(docstring, method.args)
+    descriptions |= _help_of_fields(node)
+    return descriptions
 
 
 def _described_in(docstring: str, arguments: ast.arguments | None = None) -> dict[str, str]:
     """The entries of a docstring; for arguments without one, the sentences with their names."""
     texts = {}
+    listed = []
+    if arguments:
+        listed = arguments.args + arguments.kwonlyargs
     sentences = END_OF_SENTENCE.split(docstring)
-    for argument in arguments.args + arguments.kwonlyargs if arguments else ():
-        named = [text for text in sentences if re.search(rf"``{argument.arg}(``|=)", text)]
+    for argument in listed:
+        name = argument.arg
+        named = [text for text in sentences if re.search(rf"``{name}(``|=)", text)]
         if named:
-            texts[argument.arg] = shortened(" ".join(named))
+            texts[name] = cut_text(" ".join(named))
     for _, name, text in ENTRY.findall(f"{docstring}\n"):
-        texts[name] = shortened(text)
+        texts[name] = cut_text(text)
     return texts
 
 
@@ -81,13 +89,13 @@ def _help_of_fields(node: ast.ClassDef) -> dict[str, str]:
                             keys=[ast.Constant(value="help"), *_],
                             values=[ast.Constant(value=str() as text), *_],
                         ):
-                            texts[name] = shortened(text)
+                            texts[name] = cut_text(text)
             case ast.Expr(value=ast.Constant(value=str() as text)) if name:
-                texts[name] = shortened(text)
+                texts[name] = cut_text(text)
     return texts
 
 
-def shortened(text: str) -> str:
+def cut_text(text: str) -> str:
     """A text on one line, cut at the end of a sentence where it is long."""
     text = " ".join(text.split())
     if len(text) <= MAX_LETTERS:

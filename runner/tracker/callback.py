@@ -17,7 +17,7 @@ from runner.errors import EnvironmentFault, Fault, describe
 from runner.io.files import JsonObject
 from runner.run.history import is_finite, read_metrics
 from runner.schema.upstream.trackers import TRACKERS
-from runner.tracker.variable import note_complete, read_complete
+from runner.tracker.variable import note_complete, sent_until
 
 NOT_METRICS = {"epoch"}  # comes with every figure and is none
 # Columns of the run's own log that are no figures of the training.
@@ -35,6 +35,7 @@ class Tracker(TrainerCallback):
 
     # What an earlier start has sent is still there, also of steps that are trained again.
     remembers = True
+    name = ""  # in report_to, if that is not the name of the class
 
     def __init__(self, experiment: Experiment, folder: Path):
         super().__init__()
@@ -45,11 +46,13 @@ class Tracker(TrainerCallback):
         own_tags = experiment.tracker.tags or ()
         tags = [*self.facts.values(), *own_tags]
         self.tags = list(dict.fromkeys(tags))
-        self.name = type(self).__name__.lower()
+        self.name = self.name or type(self).__name__.lower()
         self.sent: dict[int, set[str]] = {}  # the names of figures, by step
-        if self.remembers and self.name in read_complete(folder):
+        self.until = sent_until(folder, self.name)
+        if self.remembers:
             for line in self._logged_lines():
-                self.sent[line["step"]] = set(line)
+                if line["step"] <= self.until:
+                    self.sent[line["step"]] = set(line)
         self.ending: Callable[[], None] | None = None
 
     def _logged_lines(self) -> list[JsonObject]:
@@ -68,16 +71,11 @@ class Tracker(TrainerCallback):
             raise EnvironmentFault(not_begun(self.name, error)) from error
         if not state.is_world_process_zero:
             return
-        if self.name not in read_complete(self.folder):
-            # Send what earlier starts have logged, because this tracker was not there by then.
-            for line in self._logged_lines():
-                if line["step"] <= state.global_step:
-                    figures = {}
-                    for name, value in line.items():
-                        if name not in PROGRESS and is_finite(value):
-                            figures[name] = value
-                    step_state = TrainerState(global_step=line["step"])
-                    self.on_log(args, step_state, control, logs=figures)
+        # Send what earlier starts have logged while this tracker was not there.
+        for line in self._logged_lines():
+            if self.until < line["step"] <= state.global_step:
+                step_state = TrainerState(global_step=line["step"])
+                self.on_log(args, step_state, control, logs=figures_of(line))
         note_complete(self.folder, self.name)
 
     def on_log(
@@ -107,12 +105,23 @@ class Tracker(TrainerCallback):
         **kwargs: object,
     ) -> None:
         """Wait with the end for ``close``, because held-out scores are still to come."""
+        if state.is_world_process_zero:
+            note_complete(self.folder, self.name, state.global_step)
         self.ending = partial(super().on_train_end, args, state, control, **kwargs)
 
     def close(self, finished: bool) -> None:
         """End the tracker's run; ``finished`` is false where the training was interrupted."""
         if self.ending:
             self.ending()
+
+
+def figures_of(line: JsonObject) -> dict[str, float]:
+    """The figures of a line of a run's log."""
+    figures = {}
+    for name, value in line.items():
+        if name not in PROGRESS and is_finite(value):
+            figures[name] = value
+    return figures
 
 
 class PostponedEnd:

@@ -51,9 +51,16 @@ def check_trackers(tracking: Tracking) -> None:
     """Raise EnvironmentFault for a tracker whose callback cannot be built on this machine."""
     for library in tracking.libraries:
         try:
-            get_reporting_integration_callbacks([library.name])
+            (kind,) = get_reporting_integration_callbacks([library.name])
+            kind()
         except Exception as error:  # whatever its library raises when it is imported
             raise EnvironmentFault(not_begun(library.name, error)) from error
+
+
+def build_tracker(name: str, experiment: Experiment, folder: Path) -> Tracker:
+    """Our callback of a tracker of transformers that takes the history of a run."""
+    (kind,) = get_reporting_integration_callbacks([name])
+    return COMPLETE[kind](experiment, folder)
 
 
 def replace_trackers(trainer: Trainer, experiment: Experiment, folder: Path) -> list[Tracker]:

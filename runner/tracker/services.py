@@ -24,6 +24,7 @@ class ClearML(Tracker, ClearMLCallback):
 class Comet(Tracker, CometCallback):
     """Each start of a run is an experiment of Comet's."""
 
+    name = "comet_ml"
     remembers = False
 
     def close(self, finished: bool) -> None:

@@ -8,6 +8,7 @@ No library but ours, because variables have to be set before the tracker's packa
 Whether that package is there is checked in ``validate.libraries``.
 """
 
+import math
 import os
 import re
 import secrets
@@ -78,17 +79,23 @@ def id_of(folder: Path) -> str:
     return str(run_id)
 
 
-def read_complete(folder: Path) -> list[str]:
-    """The trackers that have all that was logged of a run."""
-    content = read_json(folder / RECORD) or {}
-    return list(content.get("complete", ()))
-
-
-def note_complete(folder: Path, name: str) -> None:
-    """Note that a tracker has all that was logged of a run, and will be given what comes."""
+def sent_until(folder: Path, name: str) -> float:
+    """The last step of a run that a tracker has: infinite while it gets each, -1 for no step."""
     record = read_json(folder / RECORD) or {}
-    complete = dict.fromkeys([*read_complete(folder), name])
-    write_json(folder / RECORD, record | {"complete": list(complete)})
+    if name not in record.get("complete", ()):
+        return -1
+    until: float = record.get("until", {}).get(name, math.inf)
+    return until
+
+
+def note_complete(folder: Path, name: str, until: int | None = None) -> None:
+    """Note that a tracker has the steps of a run until this one, or will be given each."""
+    record = read_json(folder / RECORD) or {}
+    complete = dict.fromkeys([*record.get("complete", ()), name])
+    steps = {**record.get("until", {}), name: until}
+    record["complete"] = list(complete)
+    record["until"] = {key: step for key, step in steps.items() if step is not None}
+    write_json(folder / RECORD, record)
 
 
 def find_foreign_variables(tracker: Tracking) -> list[Fault]:

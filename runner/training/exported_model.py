@@ -1,4 +1,7 @@
-"""Model of a finished run -> a folder that transformers and vLLM load by itself."""
+"""Model of a finished run -> a folder for others.
+
+transformers and vLLM load it by itself, or llama.cpp and Ollama where it holds a GGUF file.
+"""
 
 import contextlib
 import shutil
@@ -10,6 +13,8 @@ from runner.errors import EnvironmentFault, Fault, FolderError
 from runner.io.files import display_path, files_of, read_json, remove, write_text
 from runner.io.hub import is_offline
 from runner.io.terminal import quiet
+from runner.model.architecture import modality_of
+from runner.model.gguf import NAMES, LlamaCpp, write_gguf
 from runner.report.card import base_of, to_card
 from runner.run.record import RunRecord
 from runner.run.seal import SEAL, damage_of, seal
@@ -34,8 +39,12 @@ def export(
     dtype: str | None = None,
     license: str | None = None,
     trust: bool = False,
+    llama_cpp: LlamaCpp | None = None,
 ) -> list[str]:
-    """Write the model of a run into a folder, whole or not at all; return lines to print."""
+    """Write the model of a run into a folder, whole or not at all; return lines to print.
+
+    With the tools of ``llama_cpp`` it is one GGUF file with a Modelfile.
+    """
     is_replaceable = folder.is_dir() and (not any(folder.iterdir()) or not damage_of(folder))
     if folder.is_symlink() or (folder.exists() and not is_replaceable):
         raise FolderError(_taken(folder))
@@ -43,7 +52,10 @@ def export(
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as parent:
         new = Path(parent) / folder.name
         new.mkdir()
-        written = _write(run, new, dtype, trust)
+        if llama_cpp:
+            written = _write_gguf(run, new, Path(parent) / "plain", dtype, trust, llama_cpp)
+        else:
+            written = _write(run, new, dtype, trust)
         pictures = []
         for path in sorted((run.folder / "plots").glob("*.png")):
             (new / "plots").mkdir(exist_ok=True)
@@ -109,6 +121,36 @@ def _write(run: RunRecord, new: Path, dtype: str | None, trust: bool) -> Exporte
             "rounding"
         )
     return ExportedModel(written.dtype, notes)
+
+
+def _write_gguf(
+    run: RunRecord, new: Path, plain: Path, dtype: str | None, trust: bool, llama_cpp: LlamaCpp
+) -> ExportedModel:
+    """Write the model of a run into an empty folder as a GGUF file with a Modelfile.
+
+    ``plain`` is a folder for the model as transformers loads it, which is needed only here.
+    """
+    plain.mkdir()
+    is_full = NAMES.get(str(dtype), dtype) == "f32"
+    written = _write(run, plain, "float32" if is_full else None, trust)
+    if dtype is None:
+        dtype = "bfloat16" if written.dtype == "bfloat16" else "float16"
+    dtype = NAMES.get(dtype, dtype)
+    from runner.model.load import load_tokenizer
+    from runner.model.modelfile import adds_bos, write_modelfile
+
+    name = run.folder.parent.name
+    weights = f"{name}-{dtype}.gguf"
+    with quiet():
+        tokenizer = load_tokenizer(str(plain), trust_remote_code=trust)
+        template = write_modelfile(new, weights, name, tokenizer, plain / "generation_config.json")
+        begins = adds_bos(tokenizer)
+        write_gguf(plain, new / weights, dtype, llama_cpp, name=name, adds_bos=begins)
+    megabytes = number((new / weights).stat().st_size / 1e6, 3)
+    notes = [*written.notes, f"{weights} by llama.cpp's converter, {megabytes} MB", template]
+    if modality_of(read_json(plain / "config.json") or {}):
+        notes.append("only what reads text is in the file")
+    return ExportedModel(dtype, notes)
 
 
 def _copy(source: Path, new: Path) -> str:

@@ -6,14 +6,30 @@ from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+    Trainer,
+    TrainingArguments,
+)
 from transformers.integrations import unset_hf_deepspeed_config
 
+from runner.config.build import serve
+from runner.config.experiment import Experiment
 from runner.errors import Fault, RunnerError
 from runner.io.files import shipped, write_json
-from runner.model.adapter import write_adapter
+from runner.model.adapter import merge_adapter, write_adapter
+from runner.model.encoding import tokenizer_of
+from runner.model.joined_adapter import join_adapters
 from runner.model.load import read_adapter
-from runner.model.saved import find_missing, gather_weights, is_partitioned
+from runner.model.saved import (
+    OWN_ADAPTER,
+    find_missing,
+    gather_weights,
+    is_partitioned,
+    load_adapter_weights,
+)
 from runner.run import Run
 from runner.run.seal import seal
 from runner.training.components.model import has_base, path_of, policy_of
@@ -52,7 +68,7 @@ def save_model(run: Run, trainer: Trainer) -> None:
     if tuner:
         tuner.save_pretrained(policy, new)
     elif isinstance(policy, PeftModel):
-        _save_adapter(run, policy, new, weights)
+        _save_adapter(run, policy, new, weights, trainer.processing_class)
     elif weights is not None and not saves_itself:
         # Of weights that share their numbers only the first is written.
         tied = policy.all_tied_weights_keys
@@ -105,17 +121,53 @@ def _write_arguments(folder: Path, training_args: TrainingArguments) -> None:
     write_json(folder / "training_args.json", args)
 
 
-def _save_adapter(run: Run, model: PeftModel, folder: Path, weights: Weights | None) -> None:
+def _save_adapter(
+    run: Run,
+    model: PeftModel,
+    folder: Path,
+    weights: Weights | None,
+    processor: PreTrainedTokenizerBase | ProcessorMixin,
+) -> None:
     """Write the adapter with the base that the config names, so that it loads elsewhere, too."""
-    if not has_base(run.experiment):
-        for file in folder.glob("adapter_*"):
-            file.unlink()
-        model.merge_and_unload(adapter_names=["default"]).save_pretrained(folder)
+    experiment = run.experiment
+    start = path_of(experiment).get("path", "")
+    revision = experiment.model.revision
+    loaded = read_adapter(start, revision) if has_base(experiment) else None
+    if has_base(experiment):
+        if loaded:
+            start = loaded.base_model_name_or_path
+            revision = loaded.revision
+        write_adapter(model, folder, base=shipped(start), revision=revision, state_dict=weights)
         return
-    path = path_of(run.experiment)["path"]
-    revision = run.experiment.model.revision
-    loaded = read_adapter(path, revision)
-    if loaded:
-        path = loaded.base_model_name_or_path
-        revision = loaded.revision
-    write_adapter(model, folder, base=shipped(path), revision=revision, state_dict=weights)
+    for file in folder.glob("adapter_*"):
+        file.unlink()
+    first = Path(shipped(start))
+    if (first / "adapter_config.json").is_file():
+        own = folder / OWN_ADAPTER
+        write_adapter(model, own, base=str(first), state_dict=weights)
+        critic = folder / "value_model" / "critic"
+        if critic.is_dir():
+            join_adapters(first, critic, critic)
+        if join_adapters(first, own, folder):
+            return
+        if experiment.quant:
+            _merge_unrounded(experiment, own, folder, processor)
+            return
+        shutil.rmtree(own)
+    model.merge_and_unload(adapter_names=["default"]).save_pretrained(folder)
+
+
+def _merge_unrounded(
+    experiment: Experiment,
+    own: Path,
+    folder: Path,
+    processor: PreTrainedTokenizerBase | ProcessorMixin,
+) -> None:
+    """Write the start model with an adapter merged into weights that were never quantised."""
+    start = serve(
+        experiment.model.arguments | path_of(experiment),
+        tokenizer=tokenizer_of(processor),
+        head=experiment.trainer.head,
+        seed=experiment.seed,
+    )
+    merge_adapter(load_adapter_weights(start, own)).save_pretrained(folder)

@@ -64,8 +64,7 @@ def usual_rate(run: Run, args: TrainingArguments, peft: PeftConfig | None) -> fl
             settings = read_options(group).get(option) or {}
             if settings.get("learning_rate") is not None:
                 rate = float(settings["learning_rate"])
-                # An experiment names the rate of its own adapter.
-                rates.append(rate if group == "experiment" else rate * factor)
+                rates.append(rate * factor if group == "trainer" else rate)
     return max(rates, default=None)
 
 

@@ -83,6 +83,14 @@ def find_all_faults(
     return _in_order(_each_once(faults), cfg)
 
 
+def find_forbidden(part: Config, allow: Collection[str]) -> Iterator[Fault]:
+    """A fault for each target in a part of a configuration that does not exist or may not run."""
+    for path, node in nodes(part):
+        fault = find_target_fault(path, node["_target_"], allow)
+        if fault:
+            yield fault
+
+
 def _each_once(faults: list[Fault]) -> list[Fault]:
     """Each fault once, without those that an inner node has only taken over from an outer one."""
     all_beats = {(fault.found, fault.expected, fault.where) for fault in faults}

@@ -165,18 +165,20 @@ def find_unseen_model_keys(context: ValidationContext) -> Iterator[Fault]:
                     fix="leave it out",
                 )
     loader = ""
+    is_merged = False
     if context.trainer and upstream.takes_path(context.trainer):
         loader = context.trainer.name
+        is_merged = bool(model.get("merge"))
     elif context.args.get("use_vllm") or context.args.get("rollout_engine") == "vllm":
         loader = "vLLM"
     if not loader:
         return
-    unseen = []
-    if overrides_answers(model):
-        unseen.append("config")
-    if new_tokens(context.mapping("model.tokenizer")):
-        unseen.append("tokenizer.add_tokens")
-    for key in unseen:
+    settings = {
+        "merge": is_merged,
+        "config": overrides_answers(model),
+        "tokenizer.add_tokens": new_tokens(context.mapping("model.tokenizer")),
+    }
+    for key in [key for key, setting in settings.items() if setting]:
         yield Fault(
             where=f"model.{key}",
             found=f"set, but {loader} loads the model at model.path without it",

@@ -68,7 +68,7 @@ RUNNER_KEYS = {group: read_keys(class_name) for group, class_name in PART_CLASSE
 NAMED_PARTS = ("reward", "metric")
 # Arguments by which rewards and metrics say what they judge; the other arguments may be columns of
 # the rows.
-JUDGED = (*metric.SAMPLED, *metric.READ)
+JUDGED = (*metric.SAMPLED, *metric.READ, *metric.LIVE)
 
 
 @dataclass(frozen=True)

@@ -279,7 +279,8 @@ def find_unread_tracker_keys(context: ValidationContext) -> Iterator[Fault]:
                 fix=f"leave {where} out",
             )
     for library in libraries:
-        if library.modes and tracking.mode in MODES and tracking.mode not in library.modes:
+        is_typed = "tracker.mode" in context.typed and tracking.mode in MODES
+        if library.modes and is_typed and tracking.mode not in library.modes:
             yield Fault(
                 where="tracker.mode",
                 found=f"{tracking.mode}, which {library.name} has not",

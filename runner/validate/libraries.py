@@ -33,6 +33,7 @@ WANTED: dict[str, list[NeededLibrary]] = {
         NeededLibrary(r"runner\.reward\.math\.boxed_answer", "math_verify", "math-verify"),
         NeededLibrary(BLEU, "sacrebleu", "sacrebleu"),
         NeededLibrary(r"runner\.metric\.reference\.rouge", "rouge_score", "rouge-score"),
+        NeededLibrary(r"runner\.metric\.harness\.lm_eval", "lm_eval", "lm-eval"),
         NeededLibrary(SERVED_TRAINER, "vllm", "vllm"),
         NeededLibrary(SERVED_TRAINER, "requests", "requests"),
         NeededLibrary(r"trl\.experimental\.async_\w+\.\w+Trainer", "kernels", "kernels"),

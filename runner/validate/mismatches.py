@@ -146,7 +146,8 @@ def _find_faults_of_metric(
     rows = cfg["dataset"]
     gives_scores = cfg["trainer"]["head"] == "score"
     arguments = set(signature.parameters)
-    is_sampled = kind_of(arguments) == "sampled"
+    kind = kind_of(arguments)
+    is_sampled = kind == "sampled"
     if f"_{name}".endswith((*CLOCK, "_time")) or name in upstream.FIGURES:
         yield Fault(
             where=where,
@@ -155,7 +156,8 @@ def _find_faults_of_metric(
             fix=f"metric.<name>._target_={node['_target_']}",
         )
     unknown_sets = _find_unknown_sets(node, rows)
-    if gives_scores and (is_sampled or arguments & {"log_probs", "logits", "labels"}):
+    reads_tokens = kind == "live" or bool(arguments & {"log_probs", "logits", "labels"})
+    if gives_scores and (is_sampled or reads_tokens):
         judged = "completions" if is_sampled else "a model's predictions of tokens"
         yield Fault(
             where=where,
@@ -163,7 +165,7 @@ def _find_faults_of_metric(
             expected="a metric of scores, such as metric=auc",
             fix=leave_out,
         )
-    elif not fits(rows.get("form"), "prompt" if is_sampled else "answer"):
+    elif kind != "live" and not fits(rows.get("form"), "prompt" if is_sampled else "answer"):
         wanted = "prompts" if is_sampled else "known answers"
         yield Fault(
             where=where,

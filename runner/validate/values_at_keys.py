@@ -133,7 +133,7 @@ def find_argument_faults(
     """
     choices: tuple[str, ...] = ()
     if any(isinstance(text, str) for text in to_list(value)):
-        choices = list_texts(path, parameter, signature, trainer)
+        choices = texts_at(path, parameter, signature, trainer)
     numbers = range_at(where, last_key(path), parameter, signature, trainer)
     return find_misfits(where, value, parameter, numbers, choices)
 
@@ -145,7 +145,7 @@ def range_at(
     return parameter.range or range_of(where, name, signature, trainer)
 
 
-def list_texts(
+def texts_at(
     path: str, parameter: Parameter, signature: Signature, trainer: Signature | None
 ) -> tuple[str, ...]:
     """The only texts at a key: those that a trainer compares a field of its config with.

@@ -101,7 +101,9 @@ def misbehave() -> None:
     for title in ("with 19 sick jobs", "healed, the same command", "once more"):
         text, code, seconds = sweep(*words)
         failed = [
-            line.split("  ")[-1] for line in text.splitlines() if line.startswith("failed    job-")
+            line.split("  ")[-1]
+            for line in text.splitlines()
+            if line.startswith("failed    chaos.job-")
         ]
         started = text.count("start     ")
         print(

@@ -1,4 +1,4 @@
-"""The trackers that the tests do not install, each used for real.
+"""What the tests do not install, each used for real: trackers, llama.cpp, lm-evaluation-harness.
 
     python tests/fault/packages.py
 
@@ -16,8 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = "test,wandb,trackio,mlflow,tensorboard"
-FILES = ["tests/test_tracker.py"]
+EXTRAS = "test,wandb,trackio,mlflow,tensorboard,gguf,lm_eval"
+OTHERS = ["xllamacpp>=2026.10"]  # llama.cpp's server as a library
+FILES = ["tests/test_tracker.py", "tests/test_gguf.py", "tests/test_evaluate.py"]
 
 
 def main() -> int:
@@ -26,7 +27,9 @@ def main() -> int:
         venv.create(folder, with_pip=True)
         python = str(Path(folder, "bin", "python"))
         subprocess.run(
-            [python, "-m", "pip", "install", "-q", "-e", f".[{EXTRAS}]"], cwd=ROOT, check=True
+            [python, "-m", "pip", "install", "-q", "-e", f".[{EXTRAS}]", *OTHERS],
+            cwd=ROOT,
+            check=True,
         )
         words = [python, "-m", "pytest", "-q", "-n", "0", "-rs", "-m", "slow or not slow", *FILES]
         done = subprocess.run(

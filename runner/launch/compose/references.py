@@ -64,20 +64,22 @@ class References:
         if not group.is_dir():
             group = Path(str(_root_.output_root), str(name))
         records = [read_run(folder) for folder in finished_runs(group.parent, group.name)]
-        objective = choose_objective([record for record in records if not record.faults])
+        records = [record for record in records if not record.faults]
+        objective = choose_objective(records)
         scores: dict[Path, float] = {}
-        for record in records:
-            score = record.score(objective.name) if objective else None
-            if score is not None:
-                scores[record.folder] = score
+        if objective is not None:
+            for record in records:
+                score = record.score(objective.name)
+                if score is not None:
+                    scores[record.folder] = score
         if objective is None or len(scores) < 2:
             return self._newest(key, group.parent, group.name)
-        choose = max if objective.maximise else min
-        best = choose(scores, key=scores.__getitem__)
-        score_text = f"{objective.name} {number(scores[best])}"
-        self.notes[best] = (
-            f"{key} is {best}, the best of {len(records)} finished runs ({score_text})"
-        )
+        best = min(scores, key=scores.__getitem__)
+        if objective.maximise:
+            best = max(scores, key=scores.__getitem__)
+        reason = f"the best of {len(records)} finished runs"
+        score_text = number(scores[best])
+        self.notes[best] = f"{key} is {best}, {reason} ({objective.name} {score_text})"
         return str(best / "model")
 
     def _newest(self, key: str, root: Path, name: str) -> str:

@@ -65,6 +65,17 @@ def compose_runs(
     return [replace(run, command=command) for run in runs]
 
 
+def compose_unchecked(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[Composed]:
+    """The configurations of a command line, unchecked if possible, to explain wrong ones, too."""
+    try:
+        composed = compose(overrides, folders)
+    except ConfigError:  # such as for a reference to another run
+        return compose_runs(overrides, folders)
+    if "stages" in composed.cfg:
+        return compose_runs(overrides, folders)
+    return [settle_start(composed)]
+
+
 def as_command(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     """The arguments of the command line that make the runs of these overrides."""
     command = list(overrides)

@@ -33,9 +33,12 @@ class TrackerLibrary:
 
     # Our keys, and the variables that pass them on
     project_variable: str = ""  # of tracker.project
+    default_project: str = "runner"
     project_field: bool = False  # the trainer's config takes tracker.project
     entity_variable: str = ""  # of tracker.entity
     modes: Mapping[str, str] = field(default_factory=dict)  # its words for tracker.mode
+
+    takes_history: bool = True  # figures of a run that is over, too
 
     # What leaves this machine
     uploads: bool = True  # it sends the figures to a server by itself
@@ -62,13 +65,13 @@ class TrackerLibrary:
     def variables_for(
         self, project: str | None, entity: str | None, mode: str | None
     ) -> dict[str, str]:
-        """The variables that pass on those of our keys that are set, and that it takes."""
+        """The variables that pass on those of our keys that it takes."""
         values = {
-            self.project_variable: project,
+            self.project_variable: project or self.default_project,
             self.entity_variable: entity,
             self.mode_variable: self.modes.get(mode or ""),
         }
-        return {name: value for name, value in values.items() if name and value is not None}
+        return {name: value for name, value in values.items() if name and value}
 
     def takes(self, key: str) -> bool:
         """True for one of our keys that it takes: project, entity or mode."""
@@ -82,7 +85,7 @@ class TrackerLibrary:
 
 
 _TRACKERS = (
-    TrackerLibrary("azure_ml", "azureml", "azureml-core", "AZUREML_"),
+    TrackerLibrary("azure_ml", "azureml", "azureml-core", "AZUREML_", takes_history=False),
     TrackerLibrary(
         "clearml",
         "clearml",
@@ -107,6 +110,7 @@ _TRACKERS = (
         "codecarbon",
         "codecarbon",
         "CODECARBON_",
+        takes_history=False,
         project_variable="CODECARBON_PROJECT_NAME",
         harmless_variables=(
             "CODECARBON_PROJECT_NAME",
@@ -152,6 +156,7 @@ _TRACKERS = (
         login_files=("~/.cache/dagshub/tokens", "~/Library/Caches/dagshub/tokens"),
         login_command="dagshub login",
         project_variable="MLFLOW_EXPERIMENT_NAME",
+        default_project="{name}",
     ),
     TrackerLibrary(
         "dvclive",
@@ -168,14 +173,16 @@ _TRACKERS = (
         "flytekit",
         "FLYTE_",
         needed_variable="FLYTE_INTERNAL_EXECUTION_ID",  # of a task
+        takes_history=False,
     ),
-    TrackerLibrary("kubeflow", needed_variable="KUBEFLOW_TRAINER_SERVER_URL"),
+    TrackerLibrary("kubeflow", needed_variable="KUBEFLOW_TRAINER_SERVER_URL", takes_history=False),
     TrackerLibrary(
         "mlflow",
         "mlflow",
         "mlflow",
         "MLFLOW_",
         project_variable="MLFLOW_EXPERIMENT_NAME",
+        default_project="{name}",
         uploads=False,
         store_variable="MLFLOW_TRACKING_URI",
         harmless_variables=(
@@ -195,6 +202,7 @@ _TRACKERS = (
         "NEPTUNE_",
         key_variable="NEPTUNE_API_TOKEN",
         project_variable="NEPTUNE_PROJECT",
+        default_project="",
         modes={"online": "async", "disabled": "debug"},
         mode_variable="NEPTUNE_MODE",
         quiet_modes=("debug",),

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 from transformers import Trainer, TrainerCallback
 
-from runner.config.build import asked_for
-from runner.config.experiment import Tracking, key_names
+from runner.config.experiment import Tracking
 from runner.io.files import JsonObject
 from runner.run import Run
 from runner.run.adjustments import ROLLBACK, adjusted_share, count_of
@@ -15,7 +14,7 @@ from runner.training.callback.progress import Progress
 from runner.training.callback.slower import Slower
 from runner.training.callback.step_record import Record
 from runner.training.callback.stop import StopAtStep, StopRequest
-from runner.training.callback.user import ServedParts, build_callbacks
+from runner.training.callback.user import ServedParts, build_callbacks, build_own_trackers
 from runner.training.checkpoint import Seal
 from runner.training.health import Health
 from runner.training.moved_models import MovedModels
@@ -46,20 +45,9 @@ class Joined(TrainerCallback):
 def add_own_trackers(
     trainer: Trainer, tracking: Tracking, parts: ServedParts
 ) -> list[PostponedEnd]:
-    """Add the tracker of the user's own to a trainer, if there is one; its end comes later.
-
-    It has those of our keys that it takes as arguments.
-    """
-    if not tracking.target:
-        return []
-    node = tracking.arguments
-    taken = asked_for(tracking.target)
-    for key in key_names(Tracking):
-        if key in taken and tracking.node.get(key) is not None:
-            node[key] = tracking.node[key]
-    nodes = {"tracker": node}
-    callbacks = build_callbacks(nodes, parts, prefix="")
-    callbacks += build_callbacks(nodes, parts, trainer, prefix="")
+    """Add the tracker of the user's own to a trainer, if there is one; its end comes later."""
+    callbacks = build_own_trackers(tracking, parts)
+    callbacks += build_own_trackers(tracking, parts, trainer)
     for callback in callbacks:
         trainer.add_callback(callback)
         callback.on_init_end(trainer.args, trainer.state, trainer.control)

@@ -17,6 +17,7 @@ from transformers.trainer_callback import (
 )
 
 from runner.config.build import asked_for, build, locate, serve
+from runner.config.experiment import Tracking, key_names
 from runner.dataset.form import fits
 from runner.dataset.loaded_rows import HeldOut
 from runner.errors import ConfigError, Fault
@@ -136,6 +137,23 @@ def build_callbacks(
             _contain(callback, f"{prefix}{name}")
         callbacks.append(callback)
     return callbacks
+
+
+def build_own_trackers(
+    tracking: Tracking, parts: Mapping[str, Any], trainer: Trainer | None = None
+) -> list[TrainerCallback]:
+    """The tracker of the user's own, if there is one that needs a trainer, or none.
+
+    It has those of our keys that it takes as arguments.
+    """
+    if not tracking.target:
+        return []
+    node = tracking.arguments
+    taken = asked_for(tracking.target)
+    for key in key_names(Tracking):
+        if key in taken and tracking.node.get(key) is not None:
+            node[key] = tracking.node[key]
+    return build_callbacks({"tracker": node}, parts, trainer, prefix="")
 
 
 def _takes_everything(target: str) -> bool:

@@ -24,7 +24,7 @@ BY_DEFAULT: JsonObject = {
     "seed": "${seed}",
     "run_name": "the name of the run's folder",
     "report_to": "${tracker.report_to}",
-    "project": "${tracker.project}",  # in trackio
+    "project": "runner",  # in trackio; tracker.project names another
     "logging_nan_inf_filter": False,  # a loss that is not finite must be seen, not averaged away
     "restore_callback_states_from_checkpoint": True,  # early stopping goes on counting
 }
@@ -65,7 +65,7 @@ def build_args(run: Run, adjustments: Sequence[JsonObject] = ()) -> TrainingArgu
         "seed": experiment.seed,
         "run_name": run.folder.name,
         "report_to": experiment.tracker.report_to,
-        "project": experiment.tracker.project or "runner",
+        "project": experiment.tracker.project or BY_DEFAULT["project"],
     }
     # What TRL assumes of a GPU is turned off where there is none: it would refuse to start, or run
     # slower.

@@ -17,7 +17,7 @@ from runner.generate.judge import judge_answers, judge_completions
 from runner.generate.sampler import Model, Sampler, Sampling, evaluating, whole
 from runner.io.files import JsonObject, replace_rows
 from runner.io.turns import Row
-from runner.metric.ask import Metric
+from runner.metric.ask import Metric, ask_live
 from runner.run import Run
 from runner.schema import upstream
 from runner.training.components.model import policy_of
@@ -51,6 +51,7 @@ class HeldOutMetrics:
         metrics = [metric for metric in self.metrics if metric.measures(set_name)]
         sampled = [metric for metric in metrics if metric.kind == "sampled"]
         read = [metric for metric in metrics if metric.kind == "read"]
+        live = [metric for metric in metrics if metric.kind == "live"]
         scores = dict[str, float]()
         sampler = None
         if sampled or self.samples:
@@ -61,6 +62,11 @@ class HeldOutMetrics:
                 scores |= self._answer(trainer, sampler, rows, sampled, set_name)
             if read:  # on how likely the known answers are to the model
                 scores |= self._read_answers(trainer, read, set_name)
+            if live:
+                model = policy_of(trainer)
+                with evaluating(model), torch.no_grad():
+                    for metric in live:
+                        scores |= ask_live(metric, model, self.tokenizer)
         # In the order of the configuration, whatever the kind.
         ordered = {}
         for metric in metrics:

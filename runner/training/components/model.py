@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from accelerate.utils import patch_environment
@@ -14,11 +15,13 @@ from runner.config.build import asked_for, build, serve
 from runner.config.experiment import AdapterPart, Experiment
 from runner.errors import ConfigError, Fault
 from runner.generate.sampler import Model
+from runner.io.files import read_json, shipped
 from runner.model.adapter import check_adapter, leave_out_routers, train_beside, train_tokens
 from runner.model.check_config import overrides_answers
-from runner.model.load import check_quantization, hold_places
+from runner.model.joined_adapter import can_join
+from runner.model.load import check_quantization
 from runner.model.reference_model import copy_reference, needs_reference
-from runner.model.saved import is_partitioned
+from runner.model.saved import hold_places, is_partitioned
 from runner.schema import upstream
 from runner.schema.source import has_method
 from runner.schema.text import Node
@@ -187,7 +190,9 @@ def check_merged(
                 fix="=lora",
             )
         )
-    if getattr(args, "critic", None) in ("auto", "adapter"):
+    first = read_json(Path(shipped(path_of(experiment).get("path", ""))) / "adapter_config.json")
+    joins = bool(first) and can_join(first or {}, peft_config.to_dict())
+    if getattr(args, "critic", None) in ("auto", "adapter") and not joins:
         faults.append(
             Fault(
                 where="trainer.args.critic",

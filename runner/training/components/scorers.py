@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from runner.config.build import asked_for, build, locate, serve
 from runner.config.experiment import MetricPart, RewardPart
 from runner.errors import ConfigError, Fault
-from runner.metric.ask import READ, SAMPLED, SAMPLES, Metric, kind_of
+from runner.metric.ask import LIVE, READ, SAMPLED, SAMPLES, Metric, kind_of
 from runner.reward.panel import Scorer
 
 Reward: TypeAlias = Callable[..., object] | nn.Module
@@ -24,7 +24,7 @@ def build_scorer(part: RewardPart | MetricPart, *, random_head: bool = False) ->
     settings = part.arguments
     target = locate(part.target)
     scorer: Reward
-    if inspect.isfunction(target) and asked_for(part.target) & {*SAMPLED, *READ}:
+    if inspect.isfunction(target) and asked_for(part.target) & {*SAMPLED, *READ, *LIVE}:
         scorer = build({**settings, "_partial_": True})
     elif random_head:
         scorer = serve(settings, random_head=True)

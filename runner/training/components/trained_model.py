@@ -10,9 +10,9 @@ from runner.config.build import asked_for, build, serve
 from runner.config.experiment import Experiment
 from runner.errors import Fault, FolderError
 from runner.generate.sampler import Model
-from runner.io.files import JsonObject, display_path
+from runner.io.files import JsonObject, display_path, shipped
 from runner.model.check import LOADER, NEW
-from runner.model.saved import load_adapter_weights
+from runner.model.saved import OWN_ADAPTER, load_adapter_weights
 from runner.reward.outcome import best_device
 from runner.run.weights import Weights
 from runner.schema.text import Node
@@ -41,12 +41,19 @@ def load_trained(
         "head": head,
         "quantization_config": build_quantization(experiment),
     }
-    if folder is None or tuner is not None or (folder / "adapter_config.json").is_file():
-        # The model that the training began with, then what was trained of it.
-        node = experiment.model.arguments | path_of(experiment)
+    node = experiment.model.arguments | path_of(experiment)
+    adapter = folder
+    has_start = True
+    if folder is not None and (folder / OWN_ADAPTER).is_dir():
+        adapter = folder / OWN_ADAPTER
+        # Where the earlier adapter is gone, its sum with this one has to do.
+        has_start = Path(shipped(node["path"])).is_dir()
+    if folder is None or adapter is None:
         model = serve(node, **served, seed=experiment.seed)
-        if folder is not None:
-            model = _load_tuned(model, tuner, folder)
+    elif has_start and (tuner is not None or (adapter / "adapter_config.json").is_file()):
+        # The model that the training began with, then what was trained of it.
+        start = serve(node, **served, seed=experiment.seed)
+        model = _load_tuned(start, tuner, adapter)
     else:
         model = serve(_node_of_whole_model(experiment.model.arguments, folder), **served)
     model = model.eval().requires_grad_(False)

@@ -1,0 +1,29 @@
+"""The style of a prompt: a turn of a chat, or a text that is continued as it stands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runner.io.files import read_last_row
+from runner.run import Run
+from runner.run.history import SAMPLE_FILES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def is_chat_model(run: Run | None, tokenizer: PreTrainedTokenizerBase, style: str | None) -> bool:
+    """True where a prompt is a turn of a chat, as it was in the samples of the run.
+
+    ``style`` is chat or text where that was typed.
+    """
+    if style is not None:
+        return style == "chat"
+    if not tokenizer.chat_template:
+        return False
+    if run:
+        for name in ("samples.jsonl", *SAMPLE_FILES):
+            sample = read_last_row(run.folder / name)
+            if sample:
+                return not isinstance(sample.get("prompt"), str)
+    return True

@@ -1,0 +1,96 @@
+"""Sends runs that are over to trackers, which see a training that goes on after its last step."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from runner.command import CommandLine
+from runner.command._option import options_in, split_options, to_record
+from runner.command.sync_options import Options
+from runner.config.experiment import Tracking
+from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError
+from runner.launch import processes
+from runner.launch.compose.stages import compose_runs
+from runner.report.number import plural
+from runner.run import locked
+from runner.run.record import RunRecord, find_runs
+from runner.schema.upstream.trackers import TRACKERS
+from runner.training.past_run import PastRun
+from runner.validate.libraries import find_missing_libraries, find_unset_variables
+
+UNDER_WAY = ("created", "queued", "running")
+KEYS = ("tracker", "allow")  # of a training, which may be typed
+
+
+def main(line: CommandLine) -> int:
+    """Send each run to each tracker that does not have it; 5 where a tracker did not take one."""
+    split = split_options(line.overrides, options_in(Options), line.verb, KEYS)
+    ConfigError.refuse(split.faults)
+    options = to_record(Options, split.options)
+    (composed,) = compose_runs(split.overrides, line.folders)
+    tracking = composed.experiment.tracker
+    ConfigError.refuse(_find_tracker_faults(tracking))
+    runs = find_runs(line.runs, line.verb, None, Path(options.output_root))
+    faults = [_not_over(run) for run in runs if run.state in UNDER_WAY or not run.lines]
+    FolderError.refuse(faults)
+    chosen = {"tracker": tracking.node}
+    missing = [*find_missing_libraries(chosen), *find_unset_variables(chosen)]
+    # Without a tracker there is nothing to send.
+    fixes = [fault.fix.partition(", or tracker")[0] for fault in missing]
+    EnvironmentFault.refuse(
+        replace(fault, fix=fix) for fault, fix in zip(missing, fixes, strict=True)
+    )
+    return max(_sync(run, tracking) for run in runs)
+
+
+def _find_tracker_faults(tracking: Tracking) -> list[Fault]:
+    """A fault where no tracker is chosen, or one that only a training can tell anything."""
+    takers = [name for name, tracker in TRACKERS.items() if tracker.takes_history]
+    unable = [library.name for library in tracking.libraries if not library.takes_history]
+    if (tracking.libraries or tracking.target) and not unable:
+        return []
+    return [
+        Fault(
+            where="tracker",
+            found=f"{', '.join(unable)}, told only while a run trains" if unable else "none",
+            expected=f"some of {', '.join(takers)}, or one of your own",
+            fix="tracker=wandb",
+        )
+    ]
+
+
+def _not_over(run: RunRecord) -> Fault:
+    """The fault of a run that trains, or that has logged nothing."""
+    if run.state in UNDER_WAY:
+        return Fault(
+            where=str(run),
+            found=run.state,
+            expected="a run that is over, or was interrupted",
+            fix="the command that trains it, with the tracker, when it has ended",
+        )
+    return Fault(
+        where=str(run),
+        found="no figures",
+        expected="a run that has logged a step",
+        fix="python -m runner report  (lists the runs)",
+    )
+
+
+def _sync(run: RunRecord, tracking: Tracking) -> int:
+    """Send a run to those of the trackers that lack some of it; the exit code."""
+    past = PastRun(run, tracking)
+    with locked(run.run):
+        lacking = past.find_lacking()
+        if lacking:
+            past.prepare()
+            # In a process of its own, because some trackers read where to write only once.
+            pid = processes.fork(lambda: past.send(lacking))
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            if code:
+                return code
+            steps = plural(len(run.lines), "logged step")
+            print(f"sent      {run} to {', '.join(lacking)}: {steps}", flush=True)
+    there = [name for name in past.names if name not in lacking]
+    if there:
+        print(f"there     {run} is in {', '.join(there)} already", flush=True)
+    return 0

@@ -1,0 +1,1 @@
+"""A stand-in, which is only looked for."""
