@@ -74,7 +74,7 @@ def test_lines_of_steps_are_drawn_and_others_are_printed(tmp_path, shown, monkey
 
 def test_a_picture_that_fails_ends_nothing(tmp_path, shown, monkeypatch, capsys):
     folder = lay_run(tmp_path / "mine" / "run", state="running", lines=LINES)
-    monkeypatch.setattr(_notebook, "to_cell", lambda run: 1 / 0)
+    monkeypatch.setattr(_notebook, "to_cell_html", lambda run: 1 / 0)
     assert not Cell([Run(folder)]).takes("step 1/8")
     assert "no picture of the progress: ZeroDivisionError" in capsys.readouterr().out
 

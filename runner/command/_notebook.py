@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runner.report.run_page import to_cell
+from runner.report.run_page import to_cell_html
 from runner.run import Run
 from runner.run.record import read_run
 
@@ -44,9 +44,11 @@ class Cell:
         begun = [run for run in self.runs if run.metrics.exists()]
         try:
             if begun and self.handle is None:
-                self.handle = display(HTML(to_cell(read_run(begun[-1].folder))), display_id=True)
+                self.handle = display(
+                    HTML(to_cell_html(read_run(begun[-1].folder))), display_id=True
+                )
             elif begun:
-                self.handle.update(HTML(to_cell(read_run(begun[-1].folder))))
+                self.handle.update(HTML(to_cell_html(read_run(begun[-1].folder))))
         except Exception as error:
             print(f"note      no picture of the progress: {error!r}")
             return False

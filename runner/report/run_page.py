@@ -32,7 +32,7 @@ def write_run_report(run: RunRecord, changed: Sequence[ChangedKey] | None) -> Pa
     return page
 
 
-def to_cell(run: RunRecord) -> str:
+def to_cell_html(run: RunRecord) -> str:
     """The state, scores and first curves of a run as HTML for the cell of a notebook."""
     figures = []
     pictures = plot_run.run_pictures(run.lines, headline_of(run))
