@@ -179,9 +179,7 @@ def test_what_an_editor_marks_is_refused_before_a_start_as_well(
 @pytest.mark.slow
 def test_a_folder_of_ones_own_gets_schemas_of_its_own_code(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["schema"]) == 0
-    assert "add " not in capsys.readouterr().out
-    (tmp_path / "conf" / "reward").mkdir()
+    (tmp_path / "conf" / "reward").mkdir(parents=True)
     (tmp_path / "my_rewards.py").write_text(
         "raise SystemExit('nothing is imported')\n"
         "def words(completions, count: int = 1):\n    '''``count`` words earn 1.'''\n"
@@ -190,7 +188,9 @@ def test_a_folder_of_ones_own_gets_schemas_of_its_own_code(tmp_path, monkeypatch
     option.write_text("words:\n  _target_: my_rewards.words\n  count: 3\n")
     assert main(["schema"]) == 0
     line = f"{LINE}../.schema/reward.json"
-    assert capsys.readouterr().out.splitlines()[1:] == [
+    schemas = len(list(SCHEMAS.iterdir()))
+    assert capsys.readouterr().out.splitlines() == [
+        f"wrote     {schemas} schemas to conf/.schema/",
         f"add       {line}",
         "to        conf/reward/words.yaml",
     ]

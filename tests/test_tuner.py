@@ -28,6 +28,7 @@ from runner.io.files import files_of, read_json, shipped, write_json
 from runner.launch.local import local
 from runner.model.adapter import train_beside, write_adapter
 from runner.model.freeze import train_weights
+from runner.model.joined_adapter import can_join, join_adapters
 from runner.model.load import load_model, load_tokenizer
 from runner.model.merge import write_plain
 from runner.model.reference_model import copy_reference
@@ -603,6 +604,64 @@ def test_an_adapter_on_a_merged_and_quantised_one_is_joined_with_it(train, adapt
     assert 1e-3 < (rounded - logits(own)).abs().max() < 2
     assert torch.equal(rounded, logits(run.model()))
     assert run.before["eval_rewards/margins"] == 0
+
+
+def lay_adapter(folder, model, base, seed=0, **how):
+    """A new adapter of a model in a folder, with a tokenizer, as one of ``base``."""
+    torch.manual_seed(seed)
+    adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **how))
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.05)
+    write_adapter(adapted, folder, base=base)
+    load_tokenizer(TINY).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"r": 3, "lora_alpha": 5, "target_modules": "all-linear"},
+        {"r": 8, "use_rslora": True, "target_modules": ["q_proj", "up_proj"]},
+        {"r": 2, "target_modules": ["k_proj", "v_proj"], "layers_to_transform": [1]},
+    ],
+    ids=["other rank", "other layers", "one layer"],
+)
+def test_the_sum_of_two_adapters_is_one_of_the_first_base(tmp_path, how):
+    first = lay_adapter(
+        tmp_path / "first", load(), shipped(TINY), r=4, target_modules=["q_proj", "v_proj"]
+    )
+    second = lay_adapter(tmp_path / "second", load(first, merge=True), str(first), 1, **how)
+    both = logits(PeftModel.from_pretrained(load(first, merge=True), second))
+    load_tokenizer(TINY).save_pretrained(tmp_path / "joined")
+    assert join_adapters(first, second, tmp_path / "joined")
+    torch.testing.assert_close(logits(load(tmp_path / "joined")), both, atol=1e-4, rtol=0)
+    torch.testing.assert_close(adapted(tmp_path / "joined"), both, atol=1e-4, rtol=0)
+    # It is the first of the next sum.
+    third = lay_adapter(tmp_path / "third", load(tmp_path / "joined", merge=True), "x", 2, **how)
+    all_three = logits(PeftModel.from_pretrained(load(tmp_path / "joined", merge=True), third))
+    assert join_adapters(tmp_path / "joined", third, third)
+    torch.testing.assert_close(logits(load(third)), all_three, atol=1e-4, rtol=0)
+
+
+def test_adapters_that_are_more_than_two_matrices_have_no_sum():
+    plain = LoraConfig(task_type="CAUSAL_LM").to_dict()
+    assert can_join(plain, plain | {"modules_to_save": ["score"], "task_type": "SEQ_CLS"})
+    others = (
+        {"use_dora": True},
+        {"bias": "lora_only"},
+        {"init_lora_weights": "pissa"},
+        {"rank_pattern": {"q_proj": 8}},
+        {"peft_type": "VERA"},
+        {"modules_to_save": ["embed_tokens"]},
+        {"trainable_token_indices": {"embed_tokens": [3]}},
+    )
+    for other in others:
+        assert not can_join(plain, plain | other)
+        assert not can_join(plain | other, plain)
+    assert not can_join(plain | {"modules_to_save": ["score"]}, plain)
 
 
 @pytest.mark.slow

@@ -55,8 +55,7 @@ def provenance_of_run(run: RunRecord) -> tuple[Provenance, list[str]]:
     They are why only its file explains them, where its command cannot be composed again, and what
     the run has changed of its config.
     """
-    adjustments = read_adjustments(run.folder)
-    adjusted = [f"adjusted  {in_words(adjustment)}" for adjustment in adjustments]
+    adjusted = list(adjustment_lines(run))
     frozen = read_settings(run.folder / "config.yaml", "")
     try:
         line = _read_command(run)
@@ -110,3 +109,9 @@ def _changed_settings(
     for key, value, _ in differences(run.cfg, composed.cfg):
         place = places.get(key, f"{run}/config.yaml")
         yield Setting(key, to_text(value), place, "what gave it has changed since")
+
+
+def adjustment_lines(run: RunRecord) -> Iterator[str]:
+    """A line for each change that a run has made to its config while it trained."""
+    for adjustment in read_adjustments(run.folder):
+        yield f"adjusted  {in_words(adjustment)}"

@@ -19,7 +19,7 @@ from runner.config.override import dotted_key, expand
 from runner.io.files import MENU
 from runner.schema.description import read_descriptions
 from runner.schema.literal import to_text
-from runner.schema.read import Parameter
+from runner.schema.read import Parameter, Signature
 from runner.schema.text import Node
 from runner.validate.context import EXPERIMENT, PLAIN_GROUPS, TOP, ValidationContext, keys_of
 from runner.validate.values_at_keys import texts_at
@@ -133,7 +133,10 @@ class TypedWords:
         if parameter is None:
             return
         if signature:
-            yield from texts_at(key, parameter, signature, context.trainer)
+            target = str(context.mapping("trainer").get("_target_"))
+            # Only its name is asked for; to read its arguments takes long.
+            trainer = Signature(target, target)
+            yield from texts_at(key, parameter, signature, trainer)
         yield from map(to_text, parameter.type.choices)
         if any(part.kind == "bool" for part in parameter.type.alternatives):
             yield from ("true", "false")

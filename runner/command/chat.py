@@ -108,7 +108,7 @@ def _talk(conversations: Sequence[Conversation], file: Path) -> None:
 
 
 def _read_message() -> str:
-    """What the user types: a line, and those behind a backslash at the end of one."""
+    """The text that the user types: a line, and those behind a backslash at the end of one."""
     lines = [input("> ")]
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]

@@ -46,13 +46,13 @@ def main(engines: list[str]) -> int:
 
 
 def runner(*words: str) -> str:
-    """What a command prints."""
+    """The output of a command."""
     command = [sys.executable, "-m", "runner", *words]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def fault_of(run: str, engine: str) -> str:
-    """What is wrong with a server of a run; empty where all is right."""
+    """The faults of a server of a run as one text; empty for none."""
     if engine == "llama.cpp":
         runner("export", run, "format=gguf")
     command = [sys.executable, "-c", FOREGROUND, "serve", run, "port=0", f"engine={engine}"]
@@ -79,7 +79,7 @@ def fault_of(run: str, engine: str) -> str:
 
 
 def find_faults(run: str, url: str) -> list[str]:
-    """What is wrong with the answers of a server."""
+    """The faults of the answers of a server."""
     faults = []
     name = Path(run).name
     (model,) = json.loads(urllib.request.urlopen(f"{url}/models").read())["data"]
