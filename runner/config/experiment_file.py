@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.config.choice import list_fault
 from runner.config.groups import GROUPS
 from runner.config.limits import check_size, parse_yaml
 from runner.config.menu import Options, read_menu, read_options, takes_one
@@ -161,21 +160,33 @@ def _write_out(content: Node, menu: Options, name: str, chosen: Collection[str])
         if key == "experiment" and isinstance(value, str):
             defaults.insert(0, _base(name, value))
         elif key in MEANT and isinstance(value, list) and takes_one(key):
-            raise ConfigError(list_fault(key, value))
+            raise ConfigError(
+                Fault(
+                    where=key,
+                    found=f"the list {to_text(value)}",
+                    expected="one option",
+                    fix=f"{key}: <one of them>  (in {name})",
+                )
+            )
         elif key in menu and _is_choice(value):
             _add_choice(f"{key}={to_text(value)}", menu, defaults, written)
         elif key != "defaults":
             _put(written, key.split("."), value)
-    for group, keys in MEANT.items():
-        node = written.get(group)
-        if group in chosen and isinstance(node, dict):
-            for key in keys:
-                node.pop(key, None)
+    _leave_to_typed(written, chosen)
 
     # Hydra wants those that override others behind all others.
     overriding = [default for default in defaults if "override " in str(default)]
     adding = [default for default in defaults if default not in (*overriding, "_self_")]
     return {"defaults": [*adding, *overriding, "_self_"], **written}
+
+
+def _leave_to_typed(written: Content, chosen: Collection[str]) -> None:
+    """Take out which model, rows and reward a file means where the command line chooses another."""
+    for group in set(MEANT) & set(chosen):
+        node = written.get(group)
+        if isinstance(node, dict):
+            for key in MEANT[group]:
+                node.pop(key, None)
 
 
 def _is_choice(value: object) -> bool:
