@@ -199,6 +199,8 @@ def test_python_takes_a_file_as_the_command_line_does(here):
     (here / "own.yaml").write_text("trainer: dpo\n")
     cfg = runner.compose("own.yaml", "seed=4")
     assert (cfg["trainer"]["_target_"], cfg["seed"]) == ("trl.DPOTrainer", 4)
+    with pytest.raises(ConfigError, match=r'runner.compose\("<the path of a file>"\)'):
+        runner.compose("missing.yaml")
 
 
 # --- Mistakes ---
