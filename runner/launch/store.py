@@ -87,9 +87,9 @@ class Store:
         place = self.place_of(folder)
         status = Run(folder).status()
         before = self.contents_of(folder)
+        names = _files_of(folder)
         try:
             # The status first: where it says that the run is finished, all else is as it remains.
-            names = _files_of(folder)
             files = {name: self._digest(folder / name) for name in reversed(names)}
             for name in names:
                 digest = files[name]
@@ -108,9 +108,10 @@ class Store:
             for name in before.files.keys() - files:
                 with contextlib.suppress(FileNotFoundError):
                     remote.rm_file(f"{place}/{name}")
-        except FileNotFoundError:
-            return  # deleted while it was read, as an old checkpoint: the next time is whole
         except Exception as error:
+            is_missing = isinstance(error, FileNotFoundError)
+            if is_missing and not all((folder / name).exists() for name in names):
+                return  # deleted while it was read, as an old checkpoint: the next time is whole
             raise self._unreachable(error) from error
 
     def fetch(self, folder: Path, is_newest: bool = True) -> bool:
