@@ -210,13 +210,19 @@ def _sentencepiece(family: Family) -> dict[str, Any]:
     }
 
 
-def family_model(name: str, folder: Path) -> Path:
-    """Save a random model of a family with its tokenizer, and return the folder."""
+def family_model(name: str, folder: Path, tokenizer_folder: Path | None = None) -> Path:
+    """Save a random model of a family with its tokenizer, and return the folder.
+
+    The tokenizer may be a real one.
+    """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     family = FAMILIES[name]
-    tokenizer = family_tokenizer(name)
+    if tokenizer_folder:
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    else:
+        tokenizer = family_tokenizer(name)
     sizes = {
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -302,6 +308,8 @@ def differences(plain: Path, weights: Path, exact: bool = True) -> list[str]:
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
+            # As ignore_eos of llama.cpp does.
+            suppress_tokens=[tokenizer.eos_token_id, tokenizer.pad_token_id],
         )[0, len(ids) :].tolist()
     with served(weights) as ask:
         for text in TEXTS:

@@ -77,7 +77,7 @@ def _find_tools(options: Options, run: RunRecord) -> LlamaCpp | None:
         raise ConfigError(
             Fault(
                 where=f"format={options.format}",
-                found="no library writes it beside the versions that the runner needs",
+                found="export does not write it",
                 expected="safetensors or gguf",
                 fix=fix,
             )

