@@ -148,7 +148,14 @@ def _write_out(content: Node, menu: Options, name: str) -> Content:
     written: Content = {}
     for key, value in content.items():
         if key == "sweep":
-            raise ConfigError(_sweep_fault(name, value))
+            raise ConfigError(
+                Fault(
+                    where=f"{name}: sweep",
+                    found="a sweep in the file of an experiment",
+                    expected="one training in the file, and the sweep beside it",
+                    fix=f"python -m runner {name} sweep={to_text(value)}",
+                )
+            )
         if key == "experiment" and isinstance(value, str):
             defaults.insert(0, _base(name, value))
         elif key in menu and _is_choice(value):
@@ -213,15 +220,6 @@ def _put(node: Content, names: Sequence[Any], value: object) -> None:
             _put(node[last_name], [name], inner_value)
     else:
         node[last_name] = value
-
-
-def _sweep_fault(name: str, value: object) -> Fault:
-    return Fault(
-        where=f"{name}: sweep",
-        found="a sweep in the file of an experiment",
-        expected="one training in the file, and the sweep beside it",
-        fix=f"python -m runner {name} sweep={to_text(value)}",
-    )
 
 
 # --- The config.yaml of a run ---------------------------------------------------------------------
