@@ -70,7 +70,11 @@ def prepared_server(engine: str, request: Request, port: int) -> Iterator[Server
     """The server of an engine, with the files that it reads while it runs."""
     file = find_gguf(request)
     if engine == "llama.cpp" and file is not None:
-        yield _llama_server(file, request, port)
+        words = [str(shutil.which(LLAMA_SERVER)), "--model", str(file), "--alias", name_of(request)]
+        words += ["--host", HOST, "--port", str(port)]
+        if request.options.max_length is not None:
+            words += ["--ctx-size", str(request.options.max_length)]
+        yield Server(words)
         return
     with served_model(request) as model, TemporaryDirectory(prefix="runner-serve-") as folder:
         if engine == "vllm":
@@ -105,14 +109,6 @@ def _transformers_server(model: ServedModel, port: int, folder: Path) -> Server:
     if model.trust:
         words.append("--trust-remote-code")
     return Server(words, variables)
-
-
-def _llama_server(file: Path, request: Request, port: int) -> Server:
-    words = [str(shutil.which(LLAMA_SERVER)), "--model", str(file), "--alias", name_of(request)]
-    words += ["--host", HOST, "--port", str(port)]
-    if request.options.max_length is not None:
-        words += ["--ctx-size", str(request.options.max_length)]
-    return Server(words)
 
 
 def _put_into_cache(source: Path, place: Path) -> None:

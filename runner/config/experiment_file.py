@@ -156,7 +156,14 @@ def _write_out(content: Node, menu: Options, name: str, chosen: Collection[str])
     written: Content = {}
     for key, value in content.items():
         if key == "sweep":
-            raise ConfigError(_sweep_fault(name, value))
+            raise ConfigError(
+                Fault(
+                    where=f"{name}: sweep",
+                    found="a sweep in the file of an experiment",
+                    expected="one training in the file, and the sweep beside it",
+                    fix=f"python -m runner {name} sweep={to_text(value)}",
+                )
+            )
         if key == "experiment" and isinstance(value, str):
             defaults.insert(0, _base(name, value))
         elif key in MEANT and isinstance(value, list) and takes_one(key):
@@ -248,15 +255,6 @@ def _key_fault(name: str, found: str) -> Fault:
         found=found,
         expected="keys that are texts, with values",
         fix="key: value, one per line",
-    )
-
-
-def _sweep_fault(name: str, value: object) -> Fault:
-    return Fault(
-        where=f"{name}: sweep",
-        found="a sweep in the file of an experiment",
-        expected="one training in the file, and the sweep beside it",
-        fix=f"python -m runner {name} sweep={to_text(value)}",
     )
 
 
