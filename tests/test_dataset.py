@@ -174,7 +174,7 @@ def test_a_missing_file_names_the_nearest(tmp_path):
 
 
 def test_folders_that_hold_no_rows(tmp_path):
-    assert "it is empty" in faults(tmp_path)[0].found
+    assert faults(tmp_path)[0].found == "an empty folder"
     write(tmp_path / "a.jsonl", [exchange(0)])
     (tmp_path / "b.csv").write_text("prompt,completion\n1,2\n")
     assert "/*.csv" in faults(tmp_path)[0].fix

@@ -200,7 +200,7 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["--dryrun"], ["python -m runner --dry-run"]),
         (["trainer", "--help"], ["python -m runner options trainer"]),
         (["--config-dir"], ["python -m runner --help"]),
-        (["--config"], ["experiment=<one of them>"]),
+        (["--config"], ["experiment=<the path of a file>"]),
         (["--lr", "1e-5", "--seed=3"], ["learning_rate=1e-5", "seed=3"]),
         (["--model_name_or_path", "org/x", "--use-peft"], ["model=org/x", "peft=lora"]),
         (["--config", "theirs.yaml"], ["dataset.path=trl-lib/Capybara"]),
@@ -316,9 +316,10 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["import", "missing.yaml"], ["python -m runner import theirs.yaml"]),
         (["--config", "missing.yaml"], ["experiment=theirs.yaml"]),
         (["missing.yaml", "seed=1"], ["python -m runner experiment=theirs.yaml"]),
-        (["--config"], ["experiment=<the path of a file>"]),
         (["folder.yaml"], ["python -m runner experiment=theirs.yaml"]),
         (["--config", "folder.yaml"], ["--config-dir folder.yaml"]),
+        (["trainer=blank", "--config-dir", "conf"], ["trainer._target_=<module.name>"]),
+        (["tracker=[]"], ["tracker=none"]),
         (["why", "outputs/x"], ["python -m runner why learning_rate outputs/x"]),
         (["dataset=parts"], ["mend them, or leave them out with dataset.bad_rows=drop"]),
         (["model=outputs/x"], ["model.path=outputs/x/run/model"]),
@@ -354,6 +355,8 @@ def test_another_word_is_answered(words, fixes, tmp_path, monkeypatch, capsys):
         "from json import loads\ndef short(completions): return [1.0]\n"
     )
     (tmp_path / "outputs" / "x" / "run" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "trainer").mkdir()
+    (tmp_path / "conf" / "trainer" / "blank.yaml").touch()
     (tmp_path / "folder.yaml").mkdir()
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "a.jsonl").write_text('{"prompt": "1", "completion": "2"}\n')
@@ -430,7 +433,7 @@ def test_rows_without_a_held_out_set_are_answered_with_a_split(tmp_path, monkeyp
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "2"}\n' * 3)
     assert main(["dataset=rows.jsonl", "seed=1", "seed=2", "--dry-run"]) == 0
     note, plan = capsys.readouterr().out.splitlines()
-    assert "/path-rows.jsonl+seed-2-" in plan
+    assert "/sft-tiny-rows/seed-2-" in plan
     words = re.search(r"no rows are held out; (.*)", note)[1]
     assert main(["dataset=rows.jsonl", *shlex.split(words), "--dry-run"]) == 0
     assert "held out" not in capsys.readouterr().out

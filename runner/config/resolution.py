@@ -19,7 +19,7 @@ from runner.config.rows import write_out_functions, write_out_rows
 from runner.config.speed import choose_speed
 from runner.errors import ConfigError, Fault
 from runner.io.files import MENU
-from runner.schema.text import Config, nodes, scalars
+from runner.schema.text import Config, nodes, scalars, select
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -125,6 +125,8 @@ def _find_unread_faults(
     unread: Config, overrides: Sequence[str], trainer: str | None
 ) -> Iterator[Fault]:
     """A fault for a learning rate or KL coefficient at the top that the trainer does not read."""
+    if select(unread, "trainer._target_") is None:  # none is chosen, which the check says
+        return
     texts = [value for _, value in scalars(unread) if isinstance(value, str)]
     for key in ("learning_rate", "kl_coef"):
         reference = f"${{{key}}}"

@@ -222,7 +222,7 @@ def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
             return {"train": all_files, **splits}
         if splits:
             return splits
-    raise _no_such_file(path, f"a folder with {_listed(names)}")
+    raise _no_such_file(path, f"a folder with {_listed(names)}" if names else "an empty folder")
 
 
 def _are_splits(names: Collection[str]) -> bool:
@@ -280,7 +280,5 @@ def _unknown_suffix(path: str, file: Path) -> DataError:
 
 def _listed(names: list[str]) -> str:
     """The first names in words."""
-    if not names:
-        return "it is empty"
     text = ", ".join(names[:MAX_NAMES_LISTED])
     return f"{text}, ..." if len(names) > MAX_NAMES_LISTED else text

@@ -100,7 +100,8 @@ def _find_group_faults(context: ValidationContext, group: str, node: object) -> 
 def _nothing_chosen(context: ValidationContext, group: str, found: str) -> Fault:
     """The fault of a group in which no option is chosen."""
     options = context.menu.get(group, [])
-    likeliest = best_guess(found, options, *context.options(group), "<option>")
+    nothing = [name for name in options if name == "none"]
+    likeliest = best_guess(found, options, *nothing, *context.options(group), "<option>")
     expected = f"one of {shortened(options)}" if options else "keys with a _target_"
     return Fault(
         where=group,

@@ -1352,7 +1352,7 @@ DATASET = [
     bad(
         "folder without rows",
         "dataset=local dataset.path=rows",
-        "it is empty",
+        "an empty folder",
         "jsonl",
         {"rows": folder},
     ),
