@@ -135,6 +135,22 @@ def test_rows_weights_and_paths_are_expanded_as_words_are(here):
 
 
 @pytest.mark.slow
+def test_a_typed_model_rows_and_reward_take_the_place_of_those_in_the_file(here):
+    (here / "rows.jsonl").write_text('{"prompt": "1", "completion": "2"}\n')
+    (here / "own.yaml").write_text(
+        "trainer: grpo\nmodel: org/name\nmodel.dtype: bfloat16\ndataset: rows.jsonl\n"
+        "dataset.limit.train: 9\nreward: org/judge\n"
+    )
+    cfg = cfg_of("own.yaml", "model=tiny", "dataset=toy_sort", "reward=exact_match")
+    assert cfg["model"]["path"] == "runner://model/tiny"
+    assert cfg["model"]["dtype"] == "bfloat16"
+    assert cfg["dataset"]["path"] == "runner://dataset/toy_sort"
+    assert cfg["dataset"]["limit"]["train"] == 9
+    assert "model" not in cfg["reward"]
+    assert cfg_of("own.yaml", "model=org/mine")["model"]["path"] == "org/mine"
+
+
+@pytest.mark.slow
 def test_a_file_may_begin_with_another_or_with_an_option(here):
     (here / "lab").mkdir()
     (here / "lab" / "base.yaml").write_text("experiment: toy_dpo\nseed: 1\nname: base\n")
@@ -197,10 +213,16 @@ def test_faults_name_the_line_of_the_file(here):
 @pytest.mark.parametrize(
     ("text", "where", "found"),
     [
+        ("", "own.yaml", "no keys"),
+        ("# later\n", "own.yaml", "no keys"),
+        ("3: 4\n", "own.yaml", "the key 3"),
+        ("null: 4\n", "own.yaml", "the key None"),
+        ("model: [org/a, org/b]\n", "model", "the list [org/a,org/b]"),
         ("- a\n", "own.yaml", "a list"),
         ("sweep: kl\n", "own.yaml: sweep", "a sweep in the file of an experiment"),
         ("trainer: [dpo, sft]\n", "trainer", "[dpo, sft]: only the last one would count"),
         ("trainer: dop\n", "trainer", "there is no trainer/dop"),
+        ("trainer: a/b\n", "trainer", "there is no trainer/a/b"),
         ("experiment: own.yaml\n", "defaults", "experiment/own.yaml -> experiment/own.yaml"),
         ("defaults: {trainer: dpo}\n", "own.yaml", "defaults: {trainer:dpo}"),
         ("a: &a [1]\nb: [*a, *a]\nc: &c [*c]\n", "own.yaml:3", "*c contains itself"),

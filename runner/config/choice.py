@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 OF_TEXTS = re.compile(r"(s|allow|without|matching|report_to)$")
 MAX_VALUES = 100  # that are read of a key where no sweep was meant
 NOT_CHOSEN = "<one of them>"
+A_FILE = "<the path of a file>"
 
 
 def find_choice_faults(overrides: "Iterable[Override]", menu: Options) -> Iterator[Fault]:
@@ -119,12 +120,15 @@ def option_fault(group: str, name: str, menu: Options) -> Fault:
                 fix=f"{file.parent.name}={file.stem} --config-dir {folder}",
             )
     files = _find_files_meant(name) if group == "experiment" else []
-    if files:
+    if files or (group == "experiment" and name.endswith(EXPERIMENT_FILES)):
+        found = f"there is neither an option nor a file {name!r}"
+        if os.path.isdir(name):
+            found = f"{name!r} is a folder"
         return Fault(
             where=group,
-            found=f"there is neither an option nor a file {name!r}",
+            found=found,
             expected="an option, or the path of a file",
-            fix=f"experiment={shlex.quote(files[0])}",
+            fix=f"experiment={shlex.quote(files[0]) if files else A_FILE}",
         )
     meanings = list(find_meanings(group, name))
     for meaning in meanings:
