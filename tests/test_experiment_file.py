@@ -199,6 +199,8 @@ def test_python_takes_a_file_as_the_command_line_does(here):
     (here / "own.yaml").write_text("trainer: dpo\n")
     cfg = runner.compose("own.yaml", "seed=4")
     assert (cfg["trainer"]["_target_"], cfg["seed"]) == ("trl.DPOTrainer", 4)
+    with pytest.raises(ConfigError, match=r'runner.compose\("<the path of a file>"\)'):
+        runner.compose("missing.yaml")
 
 
 # --- Mistakes ---
@@ -236,6 +238,18 @@ def test_a_file_that_cannot_be_composed_is_refused(text, where, found, here):
     fault = faults_of("own.yaml")[0]
     assert fault.where == where
     assert str(fault.found).startswith(found)
+
+
+def test_a_missing_file_leads_to_one_with_such_a_name_or_to_the_only_one(here):
+    for names, near in (
+        (("other.yaml",), "other.yaml"),
+        (("other.yaml", "fast.yaml"), "<the path of a file>"),
+        (("other.yaml", "my owm.yaml"), "'my owm.yaml'"),
+    ):
+        for name in names:
+            (here / name).write_text("seed: 1\n")
+        (fault,) = faults_of("my own.yaml")
+        assert fault.fix == f"python -m runner experiment={near}"
 
 
 DANGERS = {

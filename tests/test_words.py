@@ -324,6 +324,7 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["model=outputs/x"], ["model.path=outputs/x/run/model"]),
         (["model=x"], ["model.path='${run:x}'"]),
         (["model=outputs/y"], ["model.path=<folder or org/name>"]),
+        (["model=outputs/x/rum/"], ["model.path=outputs/x/run"]),
         (
             ["trainer=sft", "model=hub", "lr=3", "sed=1"],
             ["model.path=Qwen/Qwen2.5-1.5B", "learning_rate=3", "seed=1"],

@@ -14,7 +14,7 @@ from runner.config.menu import Options, takes_one
 from runner.config.override import HELD, find_place, is_experiment_file
 from runner.errors import Fault
 from runner.io.files import EXPERIMENT_FILES, HUB_NAME
-from runner.schema.did_you_mean import best_guess, files_beside
+from runner.schema.did_you_mean import best_guess, files_beside, nearest
 from runner.schema.read import read_signature
 from runner.schema.source import public_names
 from runner.schema.text import as_typed
@@ -148,11 +148,15 @@ def option_fault(group: str, name: str, menu: Options) -> Fault:
 
 
 def _find_files_meant(name: str) -> list[str]:
-    """The files that may be meant by a name that is no option: with an ending, or beside it."""
+    """The files that may be meant by a name that is no option: with an ending, or like it."""
     files = [f"{name}{ending}" for ending in EXPERIMENT_FILES]
     found = list(filter(is_experiment_file, files))
     if name.endswith(EXPERIMENT_FILES):
-        found += files_beside(Path(name), EXPERIMENT_FILES)
+        beside = files_beside(Path(name), EXPERIMENT_FILES)
+        stems = {Path(file).stem: file for file in reversed(beside)}
+        found += [stems[stem] for stem in nearest(Path(name).stem, stems)]
+        if len(beside) == 1:
+            found += beside
     return found
 
 
