@@ -178,6 +178,7 @@ def test_what_only_loading_can_tell_is_told_then(change):
 def test_an_adapter_for_texts_gives_no_scores(sound):
     (fault,) = find_scorer_faults(str(sound), "reward.model.path")
     assert "is an adapter for CAUSAL_LM" in fault.found
+    assert fault.fix == "another reward.model.path"
 
 
 def test_a_kernel_that_a_config_names_is_refused(tmp_path):

@@ -174,7 +174,7 @@ def test_a_word_that_hydra_cannot_read_is_a_fault_with_a_fix(word, where, findin
     ("text", "finding"),
     [
         ("defaults: [override /trainer: sftt]\n", "there is no trainer/sftt"),
-        ("seed: 1\nseed: 2\n", "found duplicate key seed"),
+        ("seed: 1\nseed: 2\n", "duplicate key seed"),
         ("seed: [1\n", "expected ',' or ']'"),
         (
             "defaults:\n- /peft: lora\n- /trainer: [sft, dpo]\n",

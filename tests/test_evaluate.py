@@ -399,13 +399,15 @@ def test_tasks_of_the_harness_are_written_and_shown_with_their_errors(evaluate, 
         (["lm_eval=[]"], "tasks for a language model"),
         (["head=score", "lm_eval=sort"], "a reward model, which writes nothing"),
         (["num_fewshot=2"], "lm_eval="),
-        (["lm_eval=sort", "include_path=tasks"], "names Python code"),
+        (["lm_eval=sort", "include_path=tasks"], "templates and metrics can run any code"),
         (["lm_eval=sort", "include_path=nowhere"], "no folder nowhere"),
     ],
 )
 def test_tasks_that_cannot_be_run_are_refused(evaluate, harness, tmp_path, words, told):
     (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "sort.yaml").write_text("task: sort\nprocess_docs: !function x.y\n")
+    (tmp_path / "tasks" / "sort.yaml").write_text(
+        "task: sort\ndoc_to_text: '{{ cycler.__init__.__globals__.os.getpid() }}'\n"
+    )
     assert told in evaluate("model=tiny", *words, code=2)[2].err
     assert not harness
     if words[-1] == "include_path=tasks":
@@ -452,7 +454,8 @@ def test_a_task_of_ones_own_with_the_real_harness(runner):
     page = (Path(__file__).parent.parent / "conf" / "metric" / "README.md").read_text()
     task = page.partition("```yaml\n")[2].partition("```")[0]
     (tasks / "sort.yaml").write_text(task)
-    words = ("lm_eval=[sort]", "include_path=tasks", "apply_chat_template=true")
+    words = ["lm_eval=[sort]", "include_path=tasks", "apply_chat_template=true"]
+    words.append("trust_remote_code=true")
     done = runner("evaluate", "model=tiny", *words, "to=out.json")
     assert "sort/acc" in done.stdout
     figures = read_json(runner.folder / "out.json")

@@ -135,6 +135,22 @@ def test_rows_weights_and_paths_are_expanded_as_words_are(here):
 
 
 @pytest.mark.slow
+def test_a_typed_model_rows_and_reward_take_the_place_of_those_in_the_file(here):
+    (here / "rows.jsonl").write_text('{"prompt": "1", "completion": "2"}\n')
+    (here / "own.yaml").write_text(
+        "trainer: grpo\nmodel: org/name\nmodel.dtype: bfloat16\ndataset: rows.jsonl\n"
+        "dataset.limit.train: 9\nreward: org/judge\n"
+    )
+    cfg = cfg_of("own.yaml", "model=tiny", "dataset=toy_sort", "reward=exact_match")
+    assert cfg["model"]["path"] == "runner://model/tiny"
+    assert cfg["model"]["dtype"] == "bfloat16"
+    assert cfg["dataset"]["path"] == "runner://dataset/toy_sort"
+    assert cfg["dataset"]["limit"]["train"] == 9
+    assert "model" not in cfg["reward"]
+    assert cfg_of("own.yaml", "model=org/mine")["model"]["path"] == "org/mine"
+
+
+@pytest.mark.slow
 def test_a_file_may_begin_with_another_or_with_an_option(here):
     (here / "lab").mkdir()
     (here / "lab" / "base.yaml").write_text("experiment: toy_dpo\nseed: 1\nname: base\n")
@@ -183,6 +199,8 @@ def test_python_takes_a_file_as_the_command_line_does(here):
     (here / "own.yaml").write_text("trainer: dpo\n")
     cfg = runner.compose("own.yaml", "seed=4")
     assert (cfg["trainer"]["_target_"], cfg["seed"]) == ("trl.DPOTrainer", 4)
+    with pytest.raises(ConfigError, match=r'runner.compose\("<the path of a file>"\)'):
+        runner.compose("missing.yaml")
 
 
 # --- Mistakes ---
@@ -197,10 +215,16 @@ def test_faults_name_the_line_of_the_file(here):
 @pytest.mark.parametrize(
     ("text", "where", "found"),
     [
+        ("", "own.yaml", "no keys"),
+        ("# later\n", "own.yaml", "no keys"),
+        ("3: 4\n", "own.yaml", "the key 3"),
+        ("null: 4\n", "own.yaml", "the key None"),
+        ("model: [org/a, org/b]\n", "model", "the list [org/a,org/b]"),
         ("- a\n", "own.yaml", "a list"),
         ("sweep: kl\n", "own.yaml: sweep", "a sweep in the file of an experiment"),
         ("trainer: [dpo, sft]\n", "trainer", "[dpo, sft]: only the last one would count"),
         ("trainer: dop\n", "trainer", "there is no trainer/dop"),
+        ("trainer: a/b\n", "trainer", "there is no trainer/a/b"),
         ("experiment: own.yaml\n", "defaults", "experiment/own.yaml -> experiment/own.yaml"),
         ("defaults: {trainer: dpo}\n", "own.yaml", "defaults: {trainer:dpo}"),
         ("a: &a [1]\nb: [*a, *a]\nc: &c [*c]\n", "own.yaml:3", "*c contains itself"),
@@ -214,6 +238,18 @@ def test_a_file_that_cannot_be_composed_is_refused(text, where, found, here):
     fault = faults_of("own.yaml")[0]
     assert fault.where == where
     assert str(fault.found).startswith(found)
+
+
+def test_a_missing_file_leads_to_one_with_such_a_name_or_to_the_only_one(here):
+    for names, near in (
+        (("other.yaml",), "other.yaml"),
+        (("other.yaml", "fast.yaml"), "<the path of a file>"),
+        (("other.yaml", "my owm.yaml"), "'my owm.yaml'"),
+    ):
+        for name in names:
+            (here / name).write_text("seed: 1\n")
+        (fault,) = faults_of("my own.yaml")
+        assert fault.fix == f"python -m runner experiment={near}"
 
 
 DANGERS = {
@@ -260,10 +296,9 @@ def test_the_config_of_a_run_is_that_run_again_and_its_keys_can_be_typed(here):
     assert changed["peft"] is None
     assert "max_steps" not in args
     other = cfg_of(file, "trainer=kto", "dataset=toy_reviews")
-    assert (
-        other["trainer"]
-        == cfg_of("trainer=kto", "dataset=toy_reviews", "model=hub", "model.path=x")["trainer"]
-    )
+    # The adapter is that of the file, and multiplies the rate of the option that was typed.
+    typed = cfg_of("trainer=kto", "dataset=toy_reviews", "model=hub", "model.path=x", "peft=lora")
+    assert other["trainer"] == typed["trainer"]
     assert other["optimizer"]["lr"] == other["learning_rate"]
 
 

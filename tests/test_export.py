@@ -251,6 +251,17 @@ def test_the_card_tells_the_runs_below_and_all_of_their_data(tmp_path, monkeypat
     assert [line.split("name=")[1] for line in commands] == ["sft", "judge", "ppo"]
 
 
+def test_runs_that_build_on_each_other_have_a_card(tmp_path, monkeypatch):
+    """Somebody may have edited a folder, or trained again what another run began with."""
+    monkeypatch.chdir(tmp_path)
+    for name, below in (("first", "second"), ("second", "first")):
+        folder = tmp_path / "outputs" / name / "run"
+        lay_run(folder, words=[f"name={name}"], model={"path": f"outputs/{below}/run/model"})
+        (folder / "model").mkdir()
+    card = to_card(read_run(folder), ["as trained"])
+    assert card.count("\npython -m runner name=") == 2
+
+
 @pytest.mark.slow
 def test_pushing_is_asked_for_private_and_without_what_is_ours(laid, monkeypatch, capsys):
     calls = []

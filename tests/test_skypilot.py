@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from runner.__main__ import main
 from runner.errors import ConfigError, EnvironmentFault, FolderError
@@ -217,3 +218,14 @@ def test_a_store_that_is_not_there_is_said_in_words(run):
         Store("nowhere://bucket/runs").give(run.folder)
     (fault,) = caught.value.faults
     assert fault.where == "launcher.store" and "nowhere" in fault.found
+
+
+def test_a_bucket_that_is_not_there_is_not_taken_for_a_file_that_was_deleted(
+    run, tmp_path, monkeypatch
+):
+    def put_file(system, *paths):
+        raise FileNotFoundError("The specified bucket does not exist")
+
+    monkeypatch.setattr(LocalFileSystem, "put_file", put_file)
+    with pytest.raises(EnvironmentFault, match="bucket does not exist"):
+        Store(str(tmp_path / "store")).give(run.folder)

@@ -231,6 +231,11 @@ def test_tuned_settings_stay_with_their_model_and_its_descendants(write, tmp_pat
     assert door.main(["-m", "model.path=copy", "learning_rate=1,2", "--dry-run"]) == 0
     note = "note      copy is not the model of model=tiny: left out are its max_steps=80, "
     assert capsys.readouterr().out.count(note) == 1
+    words = ["experiment=zephyr_dpo", "model=tiny"]
+    fix = "; model.path=runner://model/tiny trains the model of model=tiny"
+    (note,) = {composed.note for composed in compose_runs(words)}
+    assert note.endswith(fix)
+    assert {composed.note for composed in compose_runs([*words, fix[2:].split()[0]])} == {""}
 
 
 @pytest.mark.slow

@@ -316,10 +316,15 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["import", "missing.yaml"], ["python -m runner import theirs.yaml"]),
         (["--config", "missing.yaml"], ["experiment=theirs.yaml"]),
         (["missing.yaml", "seed=1"], ["python -m runner experiment=theirs.yaml"]),
+        (["--config"], ["experiment=<the path of a file>"]),
+        (["folder.yaml"], ["python -m runner experiment=theirs.yaml"]),
+        (["--config", "folder.yaml"], ["--config-dir folder.yaml"]),
+        (["why", "outputs/x"], ["python -m runner why learning_rate outputs/x"]),
         (["dataset=parts"], ["mend them, or leave them out with dataset.bad_rows=drop"]),
         (["model=outputs/x"], ["model.path=outputs/x/run/model"]),
         (["model=x"], ["model.path='${run:x}'"]),
         (["model=outputs/y"], ["model.path=<folder or org/name>"]),
+        (["model=outputs/x/rum/"], ["model.path=outputs/x/run"]),
         (
             ["trainer=sft", "model=hub", "lr=3", "sed=1"],
             ["model.path=Qwen/Qwen2.5-1.5B", "learning_rate=3", "seed=1"],
@@ -349,6 +354,7 @@ def test_another_word_is_answered(words, fixes, tmp_path, monkeypatch, capsys):
         "from json import loads\ndef short(completions): return [1.0]\n"
     )
     (tmp_path / "outputs" / "x" / "run" / "model").mkdir(parents=True)
+    (tmp_path / "folder.yaml").mkdir()
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "a.jsonl").write_text('{"prompt": "1", "completion": "2"}\n')
     (tmp_path / "parts" / "b.jsonl").write_text('{"question": "1", "answer": "2"}\n')

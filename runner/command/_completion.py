@@ -14,7 +14,7 @@ from pathlib import Path
 from runner.command import CFG, OF_ROWS, PRINTING, VERBS
 from runner.command._option import options_of
 from runner.command._typed_words import Candidates, TypedWords
-from runner.config.menu import find_menu_here
+from runner.config.menu import FOLDER_FLAGS, searched_folders
 from runner.config.override import HELD
 from runner.errors import ConfigError, Fault
 from runner.io.temporary import uncollected
@@ -23,9 +23,7 @@ from runner.run.find import is_run
 SCRIPTS = Path(__file__).parent / "completion"
 OF_CONFIGS = ("train", "preview", "rehearse", "why")  # verbs that take the words of a training
 OF_NO_RUN = (*OF_CONFIGS, "import", "options", "schema")
-FOLDER_FLAGS = ("--config-dir", "-cd")
 FLAGS = ("-m", "--dry-run", "--debug", "--config-dir", "--cfg", "--shell-completion")
-GOES_ON = ("=", ".", "/")
 MAX_LETTERS = 70  # of a description
 
 
@@ -54,7 +52,8 @@ def complete(words: Sequence[str]) -> Candidates:
     """The candidates for the last of some words, which may be empty."""
     *typed, current = words or [""]
     overrides = [word for word in typed if "=" in word]
-    configuration = TypedWords(overrides, _folders_of(typed))
+    folders = [Path(word) for flag, word in pairwise(typed) if flag in FOLDER_FLAGS]
+    configuration = TypedWords(overrides, searched_folders(folders))
     stage, dot, rest = current.partition(".")
     candidates: Candidates = {}
     if dot and stage in configuration.stages:
@@ -118,15 +117,6 @@ def _values(verb: str, current: str, configuration: TypedWords) -> Candidates:
     if is_path and not any(word.startswith(current) for word in candidates):
         candidates = {f"{key}={path}": "" for path in list_paths(text)}
     return candidates
-
-
-def _folders_of(words: Sequence[str]) -> list[Path]:
-    """The folders of ``--config-dir``, else conf/ here."""
-    folders = [Path(word) for flag, word in pairwise(words) if flag in FOLDER_FLAGS]
-    here = find_menu_here()
-    if here and not folders:
-        folders = [here]
-    return folders
 
 
 def list_paths(beginning: str) -> Candidates:

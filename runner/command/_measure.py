@@ -7,41 +7,18 @@ from typing import TYPE_CHECKING
 from runner.command._known_answers import measure_answers
 from runner.command._sampled_answers import measure_sampled
 from runner.command._side import Side
-from runner.command.evaluate_options import Options
 from runner.errors import DataError, Fault
 from runner.io.terminal import quiet
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from runner.generate.judge import Figures
-
-
-def _run_tasks(
-    options: Options, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase"
-) -> "Figures":
-    """The figures of the tasks of lm-evaluation-harness that the options name."""
-    from runner.generate.judge import Figures
-    from runner.metric.harness import run_tasks
-
-    found = run_tasks(
-        model,
-        tokenizer,
-        options.tasks,
-        include_path=options.include_path,
-        trust_remote_code=options.trust_remote_code,
-        batch_size=options.batch_size,
-        num_fewshot=options.num_fewshot,
-        limit=options.limit,
-        apply_chat_template=options.apply_chat_template,
-    )
-    return Figures(scores=found.scores, errors=found.errors)
+    pass
 
 
 def measure_side(side: Side) -> None:
     """Load a model once and measure every set; the model is freed, because another may follow."""
     from runner.generate.judge import Figures
     from runner.metric.ask import ask_live
+    from runner.metric.harness import run_tasks
     from runner.training.components.scorers import build_metrics
     from runner.training.components.trained_model import load_trained
 
@@ -49,7 +26,19 @@ def measure_side(side: Side) -> None:
     with quiet():
         model, tokenizer = load_trained(request.experiment, request.weights, request.head)
         if request.options.tasks:
-            side.sets["lm_eval"] = _run_tasks(request.options, model, tokenizer)
+            options = request.options
+            results = run_tasks(
+                model,
+                tokenizer,
+                options.tasks,
+                include_path=options.include_path,
+                trust_remote_code=options.trust_remote_code,
+                batch_size=options.batch_size,
+                num_fewshot=options.num_fewshot,
+                limit=options.limit,
+                apply_chat_template=options.apply_chat_template,
+            )
+            side.sets["lm_eval"] = Figures(scores=results.scores, errors=results.errors)
             return
         entries = request.experiment.group("metric")
         read_metrics = []

@@ -67,7 +67,12 @@ def provenance_of_run(run: RunRecord) -> tuple[Provenance, list[str]]:
     except RunnerError as error:
         reason = f"its command can no longer be composed: {one_line(str(error))}"
         return Provenance(run.cfg, frozen), [f"note      {reason}", *adjusted]
-    settings = [*provenance.settings, *_changed_settings(run, composed, frozen)]
+    settings = list(provenance.settings)
+    # The keys whose value in the run is not what its command makes today.
+    places = {setting.key: setting.place for setting in frozen}
+    for key, value, _ in differences(run.cfg, composed.cfg):
+        place = places.get(key, f"{run}/config.yaml")
+        settings.append(Setting(key, to_text(value), place, "what gave it has changed since"))
     return Provenance(run.cfg, settings), adjusted
 
 
@@ -99,16 +104,6 @@ def _find_composed(run: RunRecord, line: CommandLine) -> Composed:
         if composed.cfg.get("name") == run.cfg.get("name"):
             return composed
     return runs[-1]
-
-
-def _changed_settings(
-    run: RunRecord, composed: Composed, frozen: list[Setting]
-) -> Iterator[Setting]:
-    """A setting for each key whose value in the run is not what its command makes today."""
-    places = {setting.key: setting.place for setting in frozen}
-    for key, value, _ in differences(run.cfg, composed.cfg):
-        place = places.get(key, f"{run}/config.yaml")
-        yield Setting(key, to_text(value), place, "what gave it has changed since")
 
 
 def adjustment_lines(run: RunRecord) -> Iterator[str]:

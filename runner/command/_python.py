@@ -1,4 +1,4 @@
-"""The runner from Python: ``runner.train``, ``runner.compose`` and ``runner.runs``.
+"""The runner from Python: ``runner.train`` and ``runner.compose``.
 
 A training is the command line of the same words, in a process of its own: nothing of the caller's
 is read or changed.
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.command._foreign_files import translate_files
+from runner.command._notebook import Cell, find_cell
 from runner.command._python_words import to_overrides
 from runner.command._trained_run import TrainedRun, read_trained
 from runner.config import Composed, searched_folders
@@ -25,21 +26,19 @@ from runner.errors import (
     ConfigError,
     EnvironmentFault,
     Fault,
-    FolderError,
     RunnerError,
     error_of,
     error_of_code,
 )
-from runner.io.files import read_json, shipped
+from runner.io.files import read_json
 from runner.io.temporary import temporarily
 from runner.launch.compose import stages, sweep_axes
 from runner.launch.processes import describe_exit, python_words
 from runner.run import Run
 from runner.run.completion import finished, is_finished
-from runner.run.find import find_folders, is_run
 from runner.run.key import folder_of
 
-__all__ = ["TrainedRun", "compose", "runs", "train"]
+__all__ = ["TrainedRun", "compose", "train"]
 
 MAX_LAST_LINES = 5  # of a command that leaves no error
 
@@ -47,10 +46,10 @@ MAX_LAST_LINES = 5  # of a command that leaves no error
 def train(*overrides: str, config_dir: str | Path | None = None, **keys: object) -> TrainedRun:
     """Train what ``python -m runner`` trains with these words, and give back the finished run.
 
-    What the command says is printed. A run that is finished already comes back at once, an
-    interrupted one goes on; of stages the last one comes back, of a queue (``launcher=slurm``) what
-    is queued. ``config_dir`` is a folder of your own groups, as for ``--config-dir``; without it,
-    ``conf/`` in the working folder is used.
+    What the command says is printed; in a notebook, its progress and curves are drawn. A run that
+    is finished already comes back at once, an interrupted one goes on; of stages the last one comes
+    back, of a queue (``launcher=slurm``) what is queued. ``config_dir`` is a folder of your own
+    groups, as for ``--config-dir``; without it, ``conf/`` in the working folder is used.
 
     Ctrl-C, or a notebook's stop button, lets the step be saved before KeyboardInterrupt is raised,
     a second one does not; the same call goes on. Raises the errors of ``runner.errors``, each with
@@ -82,7 +81,7 @@ def train(*overrides: str, config_dir: str | Path | None = None, **keys: object)
         command += ["--config-dir", str(config_dir)]
     with tempfile.TemporaryDirectory(prefix="runner-") as folder:
         error_file = Path(folder, "error.json")
-        code, last_words = _call([f"{ERROR_FILE}{error_file}", *command])
+        code, last_words = _call([f"{ERROR_FILE}{error_file}", *command], find_cell(runs))
         record = read_json(error_file)
     if code < 0:
         raise EnvironmentFault(
@@ -118,30 +117,6 @@ def compose(
     return _compose(overrides, config_dir, **keys)[-1].cfg
 
 
-def runs(folder: str | Path = "outputs") -> list[TrainedRun]:
-    """The runs of a folder, whatever their state, the newest last.
-
-    The folder is ``outputs/<name>``, or that of every name. Raises FolderError where there is none.
-    """
-    place = Path(shipped(str(folder))).absolute()
-    if not place.is_dir():
-        place = Path("outputs", folder).absolute()
-    if not place.is_dir():
-        raise FolderError(
-            Fault(str(folder), "no such folder", "a folder of runs", "python -m runner report")
-        )
-    folders = [place] if is_run(place) else find_folders(place)
-    if not folders:
-        for group in place.iterdir():
-            if group.is_dir():
-                folders += find_folders(group)
-    return sorted(map(read_trained, folders), key=_start_of)
-
-
-def _start_of(run: TrainedRun) -> tuple[str, str]:
-    return str(run.status.get("started")), str(run.status.get("updated"))
-
-
 def _compose(
     words: Sequence[str], config_dir: str | Path | None, /, **keys: object
 ) -> list[Composed]:
@@ -154,8 +129,11 @@ def _compose(
         return stages.compose_runs(overrides, folders)
 
 
-def _call(words: Sequence[str]) -> tuple[int, str]:
-    """The exit code of a command, and the last lines of what it says, all of which is printed."""
+def _call(words: Sequence[str], cell: Cell | None = None) -> tuple[int, str]:
+    """The exit code of a command, and the last lines of what it says.
+
+    All of that is printed; in a notebook, the lines of steps are drawn instead.
+    """
     last_lines: deque[str] = deque(maxlen=MAX_LAST_LINES)
     stop: BaseException | None = None
     with subprocess.Popen(
@@ -171,7 +149,8 @@ def _call(words: Sequence[str]) -> tuple[int, str]:
             try:
                 for line in process.stdout or ():
                     last_lines.append(line)
-                    print(line, end="", flush=True)
+                    if cell is None or not cell.takes(line):
+                        print(line, end="", flush=True)
                 code = process.wait()
                 break
             except BaseException as error:
@@ -180,4 +159,6 @@ def _call(words: Sequence[str]) -> tuple[int, str]:
                 stop = stop or error
     if stop:
         raise stop
+    if cell is not None:
+        cell.draw()
     return code, "".join(last_lines)

@@ -4,9 +4,11 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from runner.config.choice import A_FILE
 from runner.config.menu import read_menu
 from runner.config.override import expand, is_experiment_file
 from runner.errors import ConfigError, Fault
+from runner.io.files import EXPERIMENT_FILES
 from runner.schema.text import to_override
 
 # The blanks between several overrides in one text.
@@ -39,11 +41,14 @@ def to_overrides(
 def _find_word_faults(words: Sequence[str], call: str) -> Iterator[Fault]:
     for word in words:
         if "=" not in word and not word.startswith("~"):
+            fix = f"python -m runner {' '.join(words)}"
+            if word.endswith(EXPERIMENT_FILES):
+                fix = f'runner.{call}("{A_FILE}")'
             yield Fault(
                 where="runner",
                 found=repr(word),
-                expected="key=value; for several values, one call each",
-                fix=f"python -m runner {' '.join(words)}",
+                expected="key=value, or the path of a file; for several values, one call each",
+                fix=fix,
             )
     for word in words:
         parts = BETWEEN_WORDS.split(word)

@@ -12,6 +12,7 @@ from runner.command._python_words import to_overrides
 from runner.command._request import read_request
 from runner.io.terminal import quiet
 from runner.launch.processes import prepare_environment
+from runner.report.run_page import to_cell_html
 from runner.run.record import RunRecord, read_run
 from runner.run.weights import find_weights
 
@@ -31,6 +32,10 @@ class TrainedRun(RunRecord):
 
     def __repr__(self) -> str:
         return f"<{self}: {self.standing}>"
+
+    def _repr_html_(self) -> str:
+        """The scores and curves of the run, as a notebook shows it."""
+        return to_cell_html(self)
 
     @property
     def scores(self) -> dict[str, dict[str, float]]:

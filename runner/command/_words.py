@@ -14,7 +14,7 @@ from runner.command import CFG, OF_ROWS, PRINTING, VERBS, CommandLine
 from runner.command._foreign_files import translate_files
 from runner.command._help import help_text
 from runner.command._option import options_of
-from runner.config.choice import option_fault
+from runner.config.choice import A_FILE, option_fault
 from runner.config.dialect import filled, meant_command
 from runner.config.menu import Options, read_menu, searched_folders
 from runner.config.override import (
@@ -191,6 +191,12 @@ def find_word_faults(line: CommandLine, words: Sequence[str], menu: Options) -> 
         return
     if line.verb != "train" or not line.runs:
         return
+    first = line.runs[0]
+    has_rows = first.endswith(ROW_ENDINGS) and Path(first).is_file()
+    if first.endswith(EXPERIMENT_FILES) and not has_rows:
+        fault = option_fault("experiment", first, menu)
+        yield replace(fault, where="command line", fix=f"{CALL} {fault.fix}")
+        return
     meant = _meant_command(line, menu)
     # The command that was meant explains all of the words.
     stray_words = line.runs[:1] if meant else line.runs
@@ -212,10 +218,6 @@ def _meant_command(line: CommandLine, menu: Options) -> str:
     flag = to_flag(first)
     if flag:
         return shlex.join([*line.overrides, *line.runs[1:], flag])
-    if first.endswith(EXPERIMENT_FILES) and not (
-        first.endswith(ROW_ENDINGS) and Path(first).is_file()
-    ):
-        return option_fault("experiment", first, menu).fix
     rest = shlex.join([*line.runs[1:], *line.overrides])
     command = _meant_verb(line, rest)
     if command:
@@ -335,13 +337,16 @@ def _check_keys(line: CommandLine, words: list[str]) -> list[Fault]:
 
 def _config_flag_fault(name: str, value: str, menu: Options) -> Fault:
     """The fault of a flag with which other tools take a configuration."""
-    if not value or not Path(value).is_dir():
+    if value and not Path(value).is_dir():
         return option_fault("experiment", value, menu)
+    fix = f"experiment={A_FILE}"
+    if value:
+        fix = f"--config-dir {shlex.quote(value)}"
     return Fault(
         where=f"--{name}",
-        found=NO_FLAG,
-        expected="a folder of groups",
-        fix=f"--config-dir {shlex.quote(value)}",
+        found=f"{value} is a folder" if value else "no file",
+        expected="the file of an experiment, or --config-dir and a folder of groups",
+        fix=fix,
     )
 
 

@@ -38,7 +38,13 @@ def main(line: CommandLine) -> int:
         question = _read_pipe()
     conversations = [open_conversation(request, _show) for request in requests]
     if question is None:
-        _introduce(conversations)
+        for conversation in conversations:
+            print_visible(f"model     {conversation.name}")
+            for title, note in conversation.notes.items():
+                print_visible(f"{title:<10}{note}")
+        print(
+            "chat      /help lists what you can type; Ctrl-C stops an answer, Ctrl-D ends the chat"
+        )
         _talk(conversations, requests[0].folder("chats") / "chat.jsonl")
         return 0
     for conversation in conversations:
@@ -73,15 +79,6 @@ def _show(piece: str) -> None:
     if is_terminal(sys.stdout):
         piece = visible_lines(piece)
     print(piece, end="", flush=True)
-
-
-def _introduce(conversations: Sequence[Conversation]) -> None:
-    """Print which models talk, and how they are talked to."""
-    for conversation in conversations:
-        print_visible(f"model     {conversation.name}")
-        for title, note in conversation.notes.items():
-            print_visible(f"{title:<10}{note}")
-    print("chat      /help lists what you can type; Ctrl-C stops an answer, Ctrl-D ends the chat")
 
 
 def _talk(conversations: Sequence[Conversation], file: Path) -> None:

@@ -12,7 +12,7 @@ from runner.io.files import display_path
 from runner.model.gguf import LlamaCpp, find_llama_cpp
 from runner.run.record import RunRecord, check_finished, find_runs
 from runner.run.seal import check_sealed
-from runner.training.exported_model import DTYPES, export
+from runner.training.exported_model import DTYPES, export, model_name
 
 
 def main(line: CommandLine) -> int:
@@ -54,7 +54,7 @@ def main(line: CommandLine) -> int:
     print("\n".join(lines))
     print(f"export    {display_path(target)}")
     if llama_cpp:
-        name = run.folder.parent.name.lower()
+        name = model_name(run)
         path = shlex.quote(display_path(target / "Modelfile"))
         print(f"ollama    ollama create {name} -f {path} && ollama run {name}")
     if repository:

@@ -21,8 +21,9 @@ from runner.command._named_model import check_writes, with_model
 from runner.command._request import read_model_request
 from runner.command._served_model import name_of
 from runner.command.serve_options import Options
-from runner.errors import EnvironmentFault, Fault, taken_port
+from runner.errors import EnvironmentFault, Fault, code_of, taken_port
 from runner.io.terminal import print_visible
+from runner.launch import signals
 from runner.launch.processes import set_parent_death_signal
 
 SECONDS_TO_END = 20.0
@@ -37,21 +38,40 @@ def main(line: CommandLine) -> int:
     engine = choose_engine(request)
     port = _find_port(request.options.port)
     print_visible(f"model     {request.name} ({request.weights.name})")
-    signal.signal(signal.SIGTERM, _leave)
+    name = name_of(request)
+    url = f"http://{HOST}:{port}/v1"
+    body = {"model": name, "messages": [{"role": "user", "content": "Hello"}]}
+    header = "Content-Type: application/json"
+    words = ["curl", f"{url}/chat/completions", "-H", header, "-d", json.dumps(body)]
     try:
-        with prepared_server(engine, request, port) as server:
+        with signals.handle_signals(_leave), prepared_server(engine, request, port) as server:
             print(f"engine    {engine}, which is starting", flush=True)
             with _running(server) as process:
-                _wait_until_up(process, engine, port)
-                print_visible("\n".join(_describe(name_of(request), port)))
-                raise EnvironmentFault(_ended(engine, process.wait()))
+                while not _is_up(port) and process.poll() is None:
+                    time.sleep(SECONDS_BETWEEN_LOOKS)
+                if process.poll() is None:
+                    print_visible(f"url       {url}  (model {name}); Ctrl-C ends it")
+                    print_visible(f"try       {shlex.join(words)}")
+                code = process.wait()
     except KeyboardInterrupt:  # the end that was meant
         return 0
+    raise EnvironmentFault(
+        Fault(
+            where=engine,
+            found=f"the server has ended by itself, with exit code {code}",
+            expected="a server that answers",
+            fix="what it says above, or another engine=",
+        )
+    )
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Leave as after Ctrl-C, so that nothing stays behind."""
-    sys.exit(128 + number)
+    """Leave in such a way that nothing stays behind."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    if number == signal.SIGHUP:
+        signals.detach_terminal()
+    sys.exit(code_of(number))
 
 
 def _find_port(port: int) -> int:
@@ -66,7 +86,7 @@ def _find_port(port: int) -> int:
 
 @contextlib.contextmanager
 def _running(server: Server) -> Iterator[subprocess.Popen[bytes]]:
-    """A server with all that it starts, which is ended with this process."""
+    """A server, which is ended in the end with all that it has started."""
     process = subprocess.Popen(
         server.words,
         env=os.environ | server.variables,
@@ -78,31 +98,18 @@ def _running(server: Server) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a server to end, and end what is left of it and its own processes."""
-    process.send_signal(signal.SIGINT)
-    with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-        process.wait(SECONDS_TO_END)
-    with contextlib.suppress(ProcessLookupError):  # which says that nothing is left
-        # Those that have outlived it may still be giving back what they hold.
-        deadline = time.monotonic() + SECONDS_TO_TIDY
-        while time.monotonic() < deadline:
-            os.killpg(process.pid, 0)
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _wait_until_up(process: subprocess.Popen[bytes], engine: str, port: int) -> None:
-    """Wait until the server answers; EnvironmentFault where it ends before."""
-    while not _is_up(port):
-        code = process.poll()
-        if code is not None:
-            raise EnvironmentFault(_ended(engine, code))
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        process.send_signal(signal.SIGINT)
+        # A second signal cuts the wait short.
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit):
+            process.wait(SECONDS_TO_END)
+        with contextlib.suppress(ProcessLookupError):  # which says that nothing is left
+            # Those that have outlived it may still be giving back what they hold.
+            deadline = time.monotonic() + SECONDS_TO_TIDY
+            while time.monotonic() < deadline:
+                os.killpg(process.pid, 0)
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _is_up(port: int) -> bool:
@@ -111,23 +118,3 @@ def _is_up(port: int) -> bool:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200
     return False
-
-
-def _ended(engine: str, code: int) -> Fault:
-    """The fault of a server that has ended by itself."""
-    return Fault(
-        where=engine,
-        found=f"the server has ended by itself, with exit code {code}",
-        expected="a server that answers",
-        fix="what it says above, or another engine=",
-    )
-
-
-def _describe(name: str, port: int) -> Iterator[str]:
-    """Lines that say where the server is, and how it is asked."""
-    url = f"http://{HOST}:{port}/v1"
-    body = {"model": name, "messages": [{"role": "user", "content": "Hello"}]}
-    header = "Content-Type: application/json"
-    words = ["curl", f"{url}/chat/completions", "-H", header, "-d", json.dumps(body)]
-    yield f"url       {url}  (model {name}); Ctrl-C ends it"
-    yield f"try       {shlex.join(words)}"

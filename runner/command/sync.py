@@ -1,6 +1,7 @@
 """Sends runs that are over to trackers, which see a training that goes on after its last step."""
 
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,8 +32,7 @@ def main(line: CommandLine) -> int:
     tracking = composed.experiment.tracker
     ConfigError.refuse(_find_tracker_faults(tracking))
     runs = find_runs(line.runs, line.verb, None, Path(options.output_root))
-    faults = [_not_over(run) for run in runs if run.state in UNDER_WAY or not run.lines]
-    FolderError.refuse(faults)
+    FolderError.refuse(_find_unfit(runs))
     chosen = {"tracker": tracking.node}
     missing = [*find_missing_libraries(chosen), *find_unset_variables(chosen)]
     # Without a tracker there is nothing to send.
@@ -59,21 +59,23 @@ def _find_tracker_faults(tracking: Tracking) -> list[Fault]:
     ]
 
 
-def _not_over(run: RunRecord) -> Fault:
-    """The fault of a run that trains, or that has logged nothing."""
-    if run.state in UNDER_WAY:
-        return Fault(
-            where=str(run),
-            found=run.state,
-            expected="a run that is over, or was interrupted",
-            fix="the command that trains it, with the tracker, when it has ended",
-        )
-    return Fault(
-        where=str(run),
-        found="no figures",
-        expected="a run that has logged a step",
-        fix="python -m runner report  (lists the runs)",
-    )
+def _find_unfit(runs: Iterable[RunRecord]) -> Iterator[Fault]:
+    """A fault for each run that trains, or that has logged nothing."""
+    for run in runs:
+        if run.state in UNDER_WAY:
+            yield Fault(
+                where=str(run),
+                found=run.state,
+                expected="a run that is over, or was interrupted",
+                fix="the command that trains it, with the tracker, when it has ended",
+            )
+        elif not run.lines:
+            yield Fault(
+                where=str(run),
+                found="no figures",
+                expected="a run that has logged a step",
+                fix="python -m runner report  (lists the runs)",
+            )
 
 
 def _sync(run: RunRecord, tracking: Tracking) -> int:

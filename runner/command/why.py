@@ -33,8 +33,12 @@ def main(line: CommandLine) -> int:
         lines = [*explain(key, provenance, [str(run)]), *notes]
         print_visible(hidden("\n".join(lines)))
         return 0
-    if len(line.runs) != 1:
-        words = line.runs if len(line.runs) == 2 else ["learning_rate", "trainer=dpo"]
+    if len(line.runs) != 1 or "/" in line.runs[0]:
+        words = ["learning_rate", "trainer=dpo"]
+        if len(line.runs) == 1:  # a run without a key
+            words[1] = line.runs[0]
+        elif len(line.runs) == 2:
+            words = line.runs
         raise ConfigError(
             Fault(
                 where="KEY",

@@ -14,7 +14,7 @@ from runner.config.menu import Options, takes_one
 from runner.config.override import HELD, find_place, is_experiment_file
 from runner.errors import Fault
 from runner.io.files import EXPERIMENT_FILES, HUB_NAME
-from runner.schema.did_you_mean import best_guess, files_beside
+from runner.schema.did_you_mean import best_guess, files_beside, nearest
 from runner.schema.read import read_signature
 from runner.schema.source import public_names
 from runner.schema.text import as_typed
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 OF_TEXTS = re.compile(r"(s|allow|without|matching|report_to)$")
 MAX_VALUES = 100  # that are read of a key where no sweep was meant
 NOT_CHOSEN = "<one of them>"
+A_FILE = "<the path of a file>"
 
 
 def find_choice_faults(overrides: "Iterable[Override]", menu: Options) -> Iterator[Fault]:
@@ -48,15 +49,10 @@ def find_choice_faults(overrides: "Iterable[Override]", menu: Options) -> Iterat
             yield _node_fault(override, nodes[0], menu)
             continue
         for name in _chosen_names(override):
-            if not _is_known(group, name, menu):
+            is_option = name.removesuffix(".yaml") in menu[group] or name.startswith("[")
+            is_file = group == "experiment" and (name == "null" or is_experiment_file(name))
+            if not is_option and not is_file:
                 yield option_fault(group, name, menu)
-
-
-def _is_known(group: str, name: str, menu: Options) -> bool:
-    """True for an option of the menu, and for what takes the place of one."""
-    if name.removesuffix(".yaml") in menu[group] or name.startswith("["):
-        return True
-    return group == "experiment" and (name == "null" or is_experiment_file(name))
 
 
 def _chosen_names(override: "Override") -> list[str]:
@@ -124,12 +120,15 @@ def option_fault(group: str, name: str, menu: Options) -> Fault:
                 fix=f"{file.parent.name}={file.stem} --config-dir {folder}",
             )
     files = _find_files_meant(name) if group == "experiment" else []
-    if files:
+    if files or (group == "experiment" and name.endswith(EXPERIMENT_FILES)):
+        found = f"there is neither an option nor a file {name!r}"
+        if os.path.isdir(name):
+            found = f"{name!r} is a folder"
         return Fault(
             where=group,
-            found=f"there is neither an option nor a file {name!r}",
+            found=found,
             expected="an option, or the path of a file",
-            fix=f"experiment={shlex.quote(files[0])}",
+            fix=f"experiment={shlex.quote(files[0]) if files else A_FILE}",
         )
     meanings = list(find_meanings(group, name))
     for meaning in meanings:
@@ -149,11 +148,15 @@ def option_fault(group: str, name: str, menu: Options) -> Fault:
 
 
 def _find_files_meant(name: str) -> list[str]:
-    """The files that may be meant by a name that is no option: with an ending, or beside it."""
+    """The files that may be meant by a name that is no option: with an ending, or like it."""
     files = [f"{name}{ending}" for ending in EXPERIMENT_FILES]
     found = list(filter(is_experiment_file, files))
     if name.endswith(EXPERIMENT_FILES):
-        found += files_beside(Path(name), EXPERIMENT_FILES)
+        beside = files_beside(Path(name), EXPERIMENT_FILES)
+        stems = {Path(file).stem: file for file in reversed(beside)}
+        found += [stems[stem] for stem in nearest(Path(name).stem, stems)]
+        if len(beside) == 1:
+            found += beside
     return found
 
 

@@ -73,6 +73,9 @@ def compose(
         if not lost:
             return composed
         note = f"{path} is not the model of model={option}: left out are its {', '.join(lost)}"
+        keys = set(map(dotted_key, overrides))
+        if "model" in keys and "model.path" not in keys:  # an experiment sets the path
+            note += f"; model.path={own_path} trains the model of model={option}"
         return replace(bare, note=note)
 
 

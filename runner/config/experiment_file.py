@@ -20,7 +20,7 @@ from typing import Any
 
 from runner.config.groups import GROUPS
 from runner.config.limits import check_size, parse_yaml
-from runner.config.menu import Options, read_menu, read_options
+from runner.config.menu import Options, read_menu, read_options, takes_one
 from runner.config.override import expand, is_experiment_file, parse
 from runner.errors import ConfigError, Fault
 from runner.io.filetype import undecodable
@@ -33,6 +33,12 @@ PLAIN_GROUP = re.compile(r"(?:override )?/?(\w+)")  # of a default that chooses 
 BASE = "/experiment/"  # begins the default of another experiment, over which the file is laid
 # Keys that the options of a trainer refer to.
 REFERRED = ("learning_rate", "kl_coef")
+# What says which model, rows or reward a file means; an option that is typed takes its place.
+MEANT = {
+    "model": ("path", "revision"),
+    "dataset": ("path", "config", "revision"),
+    "reward": ("model",),
+}
 
 
 @dataclass(frozen=True)
@@ -104,14 +110,16 @@ def read_experiment_file(name: str, folders: Sequence[Path], chosen: Collection[
     file = Path(name).expanduser()
     translation = translation_of(file)
     if translation is not None:
-        return _write_out(translation.content, read_menu(folders), name)
-    read_mapping(file)  # within limits, which OmegaConf does not have
+        return _write_out(translation.content, read_menu(folders), name, chosen)
+    for key in read_mapping(file):  # within limits, which OmegaConf does not have
+        if not isinstance(key, str):
+            raise ConfigError(_key_fault(name, f"the key {key}"))
     content: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     if not content:
-        return {}
+        raise ConfigError(_key_fault(name, "no keys"))
     if "format" in content:
         return _of_run(content, chosen)
-    return _write_out(content, read_menu(folders), name)
+    return _write_out(content, read_menu(folders), name, chosen)
 
 
 def stamp_files(name: str, stamps: dict[str, int] | None = None) -> dict[str, int]:
@@ -139,7 +147,7 @@ def _read_bases(name: str, file: Path, changed: int) -> list[str]:
 
 
 # --- A file of the user's own ---------------------------------------------------------------------
-def _write_out(content: Node, menu: Options, name: str) -> Content:
+def _write_out(content: Node, menu: Options, name: str, chosen: Collection[str]) -> Content:
     """The content with choices as defaults, and dotted keys as mappings in each other."""
     typed_defaults = content.get("defaults", [])
     if not isinstance(typed_defaults, list):
@@ -148,18 +156,44 @@ def _write_out(content: Node, menu: Options, name: str) -> Content:
     written: Content = {}
     for key, value in content.items():
         if key == "sweep":
-            raise ConfigError(_sweep_fault(name, value))
+            raise ConfigError(
+                Fault(
+                    where=f"{name}: sweep",
+                    found="a sweep in the file of an experiment",
+                    expected="one training in the file, and the sweep beside it",
+                    fix=f"python -m runner {name} sweep={to_text(value)}",
+                )
+            )
         if key == "experiment" and isinstance(value, str):
             defaults.insert(0, _base(name, value))
+        elif key in MEANT and isinstance(value, list) and takes_one(key):
+            raise ConfigError(
+                Fault(
+                    where=key,
+                    found=f"the list {to_text(value)}",
+                    expected="one option",
+                    fix=f"{key}: <one of them>  (in {name})",
+                )
+            )
         elif key in menu and _is_choice(value):
             _add_choice(f"{key}={to_text(value)}", menu, defaults, written)
         elif key != "defaults":
-            _put(written, key.split(".") if isinstance(key, str) else [key], value)
+            _put(written, key.split("."), value)
+    _leave_to_typed(written, chosen)
 
     # Hydra wants those that override others behind all others.
     overriding = [default for default in defaults if "override " in str(default)]
     adding = [default for default in defaults if default not in (*overriding, "_self_")]
     return {"defaults": [*adding, *overriding, "_self_"], **written}
+
+
+def _leave_to_typed(written: Content, chosen: Collection[str]) -> None:
+    """Take out which model, rows and reward a file means where the command line chooses another."""
+    for group in set(MEANT) & set(chosen):
+        node = written.get(group)
+        if isinstance(node, dict):
+            for key in MEANT[group]:
+                node.pop(key, None)
 
 
 def _is_choice(value: object) -> bool:
@@ -215,12 +249,12 @@ def _put(node: Content, names: Sequence[Any], value: object) -> None:
         node[last_name] = value
 
 
-def _sweep_fault(name: str, value: object) -> Fault:
+def _key_fault(name: str, found: str) -> Fault:
     return Fault(
-        where=f"{name}: sweep",
-        found="a sweep in the file of an experiment",
-        expected="one training in the file, and the sweep beside it",
-        fix=f"python -m runner {name} sweep={to_text(value)}",
+        where=name,
+        found=found,
+        expected="keys that are texts, with values",
+        fix="key: value, one per line",
     )
 
 

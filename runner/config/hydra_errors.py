@@ -83,6 +83,7 @@ def _missing_default(file: str, name: str, options: str) -> Fault:
             fix=f"={best_guess(option, plugins, *plugins)}",
         )
     if file == "config":
+        group = group.partition("/")[0]
         likeliest = best_guess(option, options.split(), "<one of them>")
         return Fault(
             where=group,

@@ -188,6 +188,7 @@ def yaml_fault(error: Exception, where: str) -> Fault:
         where = f"{where}:{mark.line + 1}"
     message = " ".join(str(error).split())
     found = str(getattr(error, "problem", None) or message[:200])
+    found = re.sub("^(but )?found ", "", found)
     if "duplicate key" in found:
         return Fault(
             where=where,

@@ -87,6 +87,11 @@ def place_of(
     return seen.get(str(tickets.get(_name_of(queue))))
 
 
+def has_finished(folder: Path) -> bool:
+    """True where the status of a run says that it is finished."""
+    return bool(Run(folder.absolute()).status()["state"] == "finished")
+
+
 def _name_of(queue: ClusterQueue) -> str:
     return type(queue).__name__.lower()
 

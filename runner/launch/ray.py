@@ -21,7 +21,7 @@ from runner.io.terminal import Copied
 from runner.launch import processes
 from runner.launch.local import local
 from runner.launch.plan import Task
-from runner.launch.queue import POLL, Note, Place, set_gone
+from runner.launch.queue import POLL, Note, Place, has_finished, set_gone
 from runner.run import Run, held
 from runner.schema.ranges import Positive, Processes
 
@@ -124,7 +124,7 @@ class Ray:
         count_there = len(tickets.intersection(ray.util.list_named_actors()))
         room = max(0, (self.jobs or len(tasks)) - count_there)
         awaited = {folder for task in tasks for folder in task.after}
-        done = set(filter(_has_finished, awaited))
+        done = set(filter(has_finished, awaited))
         ready = [task for task in tasks if done.issuperset(task.after)][:room]
         lifetime = None if self.wait else "detached"
         for task in ready:
@@ -211,10 +211,6 @@ def _lacking_resources(wanted: Mapping[str, float], nodes: Sequence[Mapping[str,
         if all(node.get(name, 0) < count for node in nodes):
             texts.append(f"{name}: {count:g}")
     return ", ".join(texts)
-
-
-def _has_finished(folder: Path) -> bool:
-    return bool(Run(folder.absolute()).status()["state"] == "finished")
 
 
 class Trainer:

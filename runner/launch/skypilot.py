@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,8 +26,8 @@ from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.files import display_path, write_text
 from runner.launch.accelerate import accelerate
 from runner.launch.plan import Task
-from runner.launch.queue import HIDDEN, Note, Place, set_gone
-from runner.launch.store import Store
+from runner.launch.queue import HIDDEN, Note, Place, has_finished, set_gone
+from runner.launch.store import Store, used_folders
 from runner.run import Run
 from runner.schema.ranges import Natural, Processes
 
@@ -154,15 +155,15 @@ class SkyPilot:
         room = len(tasks)
         if self.jobs:
             room = max(0, self.jobs - sum(place.words != "" for place in places.values()))
-        ready = [task for task in tasks if all(_is_finished(folder) for folder in task.after)]
+        ready = [task for task in tasks if all(map(has_finished, task.after))]
         for task in ready[:room]:
             folder = task.folder.absolute()
             name = self._name_of(folder)
             path = _path_of(folder)
             note(task, name)
             try:
-                for used in set(Run(folder).manifest().get("uses", {}).values()):
-                    self._store.give(Path(used))
+                for used in used_folders(folder):
+                    self._store.give(used)
                 self._store.give(folder)
                 write_text(path, self._task_yaml(task))
                 _ask(*self._words_of(name, path))
@@ -175,8 +176,8 @@ class SkyPilot:
     def _words_of(self, name: str, path: Path) -> list[str]:
         """The command that submits a job; values of variables are in no words of it."""
         words = ["sky", "jobs", "launch", "--yes", "--detach-run", "--name", name]
-        for name in self.variables:
-            words += ["--secret", name]
+        for variable in self.variables:
+            words += ["--secret", variable]
         return [*words, display_path(path)]
 
     def _name_of(self, folder: Path) -> str:
@@ -215,7 +216,7 @@ class SkyPilot:
         answer = _ask("sky", "jobs", "queue", "--all", "--output", "json")
         # A run that is submitted again has a second job of the same name: the newest one counts.
         self.seen.clear()
-        for job in sorted(_jobs_of(answer), key=_number_of):
+        for job in sorted(_jobs_of(answer), key=attrgetter("number")):
             self.seen[job.name] = job
         places = {}
         for name, job in self.seen.items():
@@ -254,10 +255,6 @@ class SkyPilot:
         return accelerate(folder, num_processes=self.num_processes, debug=debug)
 
 
-def _is_finished(folder: Path) -> bool:
-    return bool(Run(folder.absolute()).status()["state"] == "finished")
-
-
 def _is_elsewhere(run: Run) -> bool:
     """True where the last state of a run is that of a queue, or was written on another machine."""
     status = run.status()
@@ -282,10 +279,6 @@ def _relative(folder: Path) -> str:
             )
         )
     return os.path.relpath(folder)
-
-
-def _number_of(job: ManagedJob) -> int:
-    return job.number
 
 
 def _jobs_of(answer: str) -> list[ManagedJob]:

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -87,9 +87,9 @@ class Store:
         place = self.place_of(folder)
         status = Run(folder).status()
         before = self.contents_of(folder)
+        names = _files_of(folder)
         try:
             # The status first: where it says that the run is finished, all else is as it remains.
-            names = _files_of(folder)
             files = {name: self._digest(folder / name) for name in reversed(names)}
             for name in names:
                 digest = files[name]
@@ -108,9 +108,10 @@ class Store:
             for name in before.files.keys() - files:
                 with contextlib.suppress(FileNotFoundError):
                     remote.rm_file(f"{place}/{name}")
-        except FileNotFoundError:
-            return  # deleted while it was read, as an old checkpoint: the next time is whole
         except Exception as error:
+            is_missing = isinstance(error, FileNotFoundError)
+            if is_missing and not all((folder / name).exists() for name in names):
+                return  # deleted while it was read, as an old checkpoint: the next time is whole
             raise self._unreachable(error) from error
 
     def fetch(self, folder: Path, is_newest: bool = True) -> bool:
@@ -265,8 +266,19 @@ def train_from_store(folder: Path, url: str, debug: bool = False) -> int:
     if debug:
         words.append("--debug")
     try:
-        _fetch_run(store, folder)
-        with _passing_signals_on(words) as process:
+        if not store.fetch(folder):
+            raise ConfigError(
+                Fault(
+                    where="--store",
+                    found=f"no copy of {folder} in {store.url}",
+                    expected="the run that a command with launcher.store has put there",
+                    fix="the same command again, which puts it there",
+                )
+            )
+        for used in used_folders(folder):
+            store.fetch(used, is_newest=False)
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
+        with signals.handle_signals(lambda number, _: process.send_signal(number)):
             _give_meanwhile(store, folder, process)
             _give_at_last(store, folder)
         code = process.returncode
@@ -276,25 +288,9 @@ def train_from_store(folder: Path, url: str, debug: bool = False) -> int:
         return error.code
 
 
-def _fetch_run(store: Store, folder: Path) -> None:
-    if not store.fetch(folder):
-        raise ConfigError(
-            Fault(
-                where="--store",
-                found=f"no copy of {folder} in {store.url}",
-                expected="the run that a command with launcher.store has put there",
-                fix="the same command again, which puts it there",
-            )
-        )
-    for used in set(Run(folder).manifest().get("uses", {}).values()):
-        store.fetch(Path(used), is_newest=False)
-
-
-@contextlib.contextmanager
-def _passing_signals_on(words: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
-    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
-    with signals.handle_signals(lambda number, _: process.send_signal(number)):
-        yield process
+def used_folders(folder: Path) -> set[Path]:
+    """The folders of the runs that a run builds on."""
+    return set(map(Path, Run(folder).manifest().get("uses", {}).values()))
 
 
 def _give_meanwhile(store: Store, folder: Path, process: "subprocess.Popen[bytes]") -> None:

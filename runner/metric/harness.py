@@ -5,7 +5,6 @@
 
 import copy
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +14,6 @@ from runner.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-# Parts of a task in YAML that are code: functions beside it, and classes.
-CODE = re.compile(rb"!function|^\s*(class|custom_dataset)\s*:", re.M)
 
 
 @dataclass
@@ -71,8 +67,8 @@ def run_tasks(
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
-    if include_path and not trust_remote_code:
-        check_tasks(Path(include_path))
+    if include_path is not None:
+        check_folder(include_path, trust_remote_code)
     manager = _task_manager(include_path)
     unknown = [name for name in tasks if not manager.match_tasks([name])]
     if unknown:
@@ -94,7 +90,7 @@ def run_tasks(
     results = simple_evaluate(
         model=served, tasks=list(tasks), task_manager=manager, log_samples=False, **settings
     )
-    return to_scores((results or {}).get("results") or {})
+    return read_results((results or {}).get("results") or {})
 
 
 @functools.cache
@@ -105,33 +101,36 @@ def _task_manager(include_path: str | None) -> Any:
     return TaskManager(include_path=include_path)
 
 
-def check_tasks(folder: Path) -> None:
-    """Raise ConfigError for tasks that name Python code, which the library would run."""
-    if not folder.is_dir():
+def check_folder(include_path: str, is_trusted: bool) -> None:
+    """Raise ConfigError for a folder with tasks that is not there, or not trusted.
+
+    A task can run any code: by its templates, which the library fills without a sandbox, by a
+    metric that is a script, or by functions beside it.
+    """
+    if not Path(include_path).is_dir():
         raise ConfigError(
             Fault(
                 where="include_path",
-                found=f"no folder {folder}",
+                found=f"no folder {include_path}",
                 expected="a folder with tasks in YAML",
                 fix="the path of such a folder",
             )
         )
-    for file in sorted(folder.rglob("*.y*ml")):
-        if CODE.search(file.read_bytes()):
-            raise ConfigError(
-                Fault(
-                    where="include_path",
-                    found=f"{file} names Python code, which would run",
-                    expected="tasks in YAML alone",
-                    fix="trust_remote_code=true  (if you trust who wrote them)",
-                )
+    if not is_trusted:
+        raise ConfigError(
+            Fault(
+                where="include_path",
+                found=f"tasks in {include_path}, whose templates and metrics can run any code",
+                expected="tasks of lm-evaluation-harness, or your word that you trust these",
+                fix="trust_remote_code=true  (if you trust who wrote them)",
             )
+        )
 
 
-def to_scores(results: Mapping[str, Mapping[str, Any]]) -> TaskScores:
+def read_results(results: Mapping[str, Mapping[str, Any]]) -> TaskScores:
     """The library's results as numbers by name; a filter is named if it is not the default one.
 
-    >>> to_scores({"sort": {"alias": "sort", "acc,none": 0.5, "acc_stderr,none": 0.1}})
+    >>> read_results({"sort": {"alias": "sort", "acc,none": 0.5, "acc_stderr,none": 0.1}})
     TaskScores(scores={'sort/acc': 0.5}, errors={'sort/acc': 0.1})
     """
     figures = TaskScores()

@@ -70,12 +70,14 @@ def find_adapter_faults(
     yield from find_value_faults(folder, "adapter_config.json", f"peft.{kind}")
     task = config.get("task_type")
     is_merged_below = merges and task == TASKS["lm"]
+    # Another trainer helps the model that is trained, no reward.
+    trainer = TRAINERS.get(str(task), "") if folder.where == "model.path" else ""
     if task != TASKS.get(head, task) and not is_merged_below:
         yield Fault(
             where=folder.where,
             found=f"{folder.source} is an adapter for {task}",
             expected=f"{TASKS[head]}, which this trainer trains",
-            fix=f"{TRAINERS.get(str(task), '')}another model.path",
+            fix=f"{trainer}another {folder.where}",
         )
     if not folder.base:
         yield Fault(

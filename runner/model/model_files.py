@@ -16,6 +16,7 @@ from runner.errors import ConfigError, Fault
 from runner.io.files import HUB_NAME, JsonObject, shipped
 from runner.io.filetype import HEAD, sniff, special_file
 from runner.model import faults
+from runner.schema.did_you_mean import best_guess
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -264,6 +265,10 @@ def find_folder(path: object, where: str) -> ModelFolder | None:
             fix = f"={home.parent}"
     elif path.startswith(("/", ".", "~", "runner://", "outputs/")) or path.count("/") > 1:
         found = f"there is no folder {home}"
+        siblings = [folder.name for folder in home.parent.glob("*") if folder.is_dir()]
+        near = best_guess(home.name, siblings)
+        if near:
+            fix = f"={path.rstrip('/').removesuffix(home.name)}{near}"
     elif not HUB_NAME.fullmatch(path):
         found = f"{path!r} is neither a folder nor a name on the hub"
     else:

@@ -43,9 +43,11 @@ def to_card(
     """
     path = str(select(run.cfg, "dataset.path") or "")
     runs = [*runs_below(run), run]
-    public_sets: dict[str, None] = {}
+    public_sets: dict[str, None] = {}  # of the hub, which the runs read
     for below in runs:
-        public_sets |= dict.fromkeys(_public_sets(below))
+        for name, value in walk(below.cfg.get("dataset")):
+            if last_key(name) == "path" and isinstance(value, str) and is_hub_name(value):
+                public_sets[value] = None
     model = run.manifest.get("model") or {}
     counts = [f"{number(model[key])} {key}" for key in PARAMETER_COUNTS if model.get(key)]
     notes = [*copy[:1], ", ".join(counts), *copy[1:]]
@@ -111,26 +113,20 @@ def public(text: str) -> str:
     return re.sub(r"\S+", masked, ROOTED.sub(r"<folder>\1", text))
 
 
-def runs_below(run: RunRecord) -> list[RunRecord]:
-    """The runs that a run builds on, each behind those that it builds on itself."""
-    found: dict[Path, RunRecord] = {}
+def runs_below(run: RunRecord, visited: set[Path] | None = None) -> list[RunRecord]:
+    """The runs that a run builds on, each once, behind those that it builds on itself.
+
+    ``visited`` are the folders that are listed already.
+    """
+    visited = visited if visited is not None else set()
+    visited.add(run.folder.absolute())
+    runs: list[RunRecord] = []
     for folder in uses_of(run.cfg).values():
-        path = Path(folder)
-        if path.absolute() == run.folder.absolute() or len(found) > MAX_RUNS:
-            continue
-        earlier = read_run(path)
-        for below in [*runs_below(earlier), earlier]:
-            found.setdefault(below.folder.absolute(), below)
-    return list(found.values())
-
-
-def _public_sets(run: RunRecord) -> list[str]:
-    """The data sets of the hub that a run read."""
-    names = []
-    for key, value in walk(run.cfg.get("dataset")):
-        if last_key(key) == "path" and isinstance(value, str) and is_hub_name(value):
-            names.append(value)
-    return names
+        path = Path(folder).absolute()
+        if path not in visited and len(visited) <= MAX_RUNS:
+            earlier = read_run(Path(folder))
+            runs += [*runs_below(earlier, visited), earlier]
+    return runs
 
 
 def _describe_step(run: RunRecord) -> list[str]:

@@ -292,18 +292,13 @@ def find_axes(runs: Sequence[RunRecord]) -> list[Axis]:
     axes = []
     texts = [typed_numbers(run) for run in runs]
     for axis in axes_of(configs, typed):
-        axes.append(replace(axis, typed=_find_typed(axis, texts)))
+        typed_texts: dict[Hashable, str] = {}
+        for value, texts_of_run in zip(axis.column, texts, strict=True):
+            for key in (axis.key, *axis.also):
+                if key in texts_of_run:
+                    typed_texts.setdefault(value, texts_of_run[key])
+        axes.append(replace(axis, typed=typed_texts))
     names = tuple(run.folder.parent.name for run in runs)
     if len(set(names)) > 1:
         axes.insert(0, Axis("name", "name", names))
     return axes
-
-
-def _find_typed(axis: Axis, texts: Sequence[Mapping[str, str]]) -> dict[Hashable, str]:
-    """The numbers of an axis as they were typed, from those that were typed for each run."""
-    typed: dict[Hashable, str] = {}
-    for value, texts_of_run in zip(axis.column, texts, strict=True):
-        for key in (axis.key, *axis.also):
-            if key in texts_of_run:
-                typed.setdefault(value, texts_of_run[key])
-    return typed

@@ -67,7 +67,8 @@ def files_beside(path: Path, suffixes: Collection[str]) -> list[str]:
     def rank(name: str) -> tuple[bool, float, str]:
         return not name.endswith(path.suffix), -likeness(path.name, name), name
 
-    files = [file for file in path.parent.glob("[!.]*") if file.suffix.lower() in suffixes]
+    names = [file for file in path.parent.glob("[!.]*") if file.suffix.lower() in suffixes]
+    files = filter(Path.is_file, names)
     return sorted(map(str, files), key=rank)
 
 

@@ -10,6 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from runner.config.run_name import folder_name
 from runner.errors import EnvironmentFault, Fault, FolderError
 from runner.io.files import display_path, files_of, read_json, remove, write_text
 from runner.io.hub import is_offline
@@ -144,7 +145,7 @@ def _write_gguf(
     from runner.model.load import load_tokenizer
     from runner.model.modelfile import adds_bos, write_modelfile
 
-    name = run.folder.parent.name
+    name = model_name(run)
     weights = f"{name}-{dtype}.gguf"
     with quiet():
         tokenizer = load_tokenizer(str(plain), trust_remote_code=trust)
@@ -180,6 +181,11 @@ def _write_fp8(run: RunRecord, new: Path, plain: Path, dtype: str, trust: bool) 
         f"{megabytes} MB"
     )
     return ExportedModel(rounded.dtype, [*written.notes, note])
+
+
+def model_name(run: RunRecord) -> str:
+    """The name of the model of a run, in letters that files, shells and Ollama take."""
+    return folder_name(run.folder.parent.name) or "model"
 
 
 def _copy(source: Path, new: Path) -> str:

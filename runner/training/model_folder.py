@@ -16,7 +16,6 @@ from transformers import (
 from transformers.integrations import unset_hf_deepspeed_config
 
 from runner.config.build import serve
-from runner.config.experiment import Experiment
 from runner.errors import Fault, RunnerError
 from runner.io.files import shipped, write_json
 from runner.model.adapter import merge_adapter, write_adapter
@@ -151,23 +150,14 @@ def _save_adapter(
         if join_adapters(first, own, folder):
             return
         if experiment.quant:
-            _merge_unrounded(experiment, own, folder, processor)
+            # Into weights that were never quantised.
+            start = serve(
+                experiment.model.arguments | path_of(experiment),
+                tokenizer=tokenizer_of(processor),
+                head=experiment.trainer.head,
+                seed=experiment.seed,
+            )
+            merge_adapter(load_adapter_weights(start, own)).save_pretrained(folder)
             return
         shutil.rmtree(own)
     model.merge_and_unload(adapter_names=["default"]).save_pretrained(folder)
-
-
-def _merge_unrounded(
-    experiment: Experiment,
-    own: Path,
-    folder: Path,
-    processor: PreTrainedTokenizerBase | ProcessorMixin,
-) -> None:
-    """Write the start model with an adapter merged into weights that were never quantised."""
-    start = serve(
-        experiment.model.arguments | path_of(experiment),
-        tokenizer=tokenizer_of(processor),
-        head=experiment.trainer.head,
-        seed=experiment.seed,
-    )
-    merge_adapter(load_adapter_weights(start, own)).save_pretrained(folder)

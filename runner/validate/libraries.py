@@ -19,7 +19,7 @@ from runner.schema.source import LIBRARY_PACKAGES, Definition, find_definition
 from runner.schema.text import Config, last_key, walk
 from runner.schema.upstream import libraries as upstream
 from runner.schema.upstream.libraries import NeededLibrary
-from runner.schema.upstream.trackers import TRACKERS, TrackerLibrary
+from runner.schema.upstream.trackers import TRACKERS
 
 BLEU = r"runner\.metric\.reference\.(?:bleu|chrf)"
 SERVED_TRAINER = r"trl\.experimental\.(async_\w+|server_distillation)\.\w+Trainer"
@@ -159,7 +159,10 @@ def find_unset_variables(cfg: Config) -> Iterator[Fault]:
                 fix=f"export {needed}=..., or tracker.report_to=none",
             )
         mode = variables.get(tracker.mode_variable)
-        if tracker.key_variable and tracker.sends_in(mode) and not _can_log_in(tracker):
+        # The secret is in its variable, or in a file that a login makes.
+        files = [Path(os.path.expandvars(file)).expanduser() for file in tracker.login_files]
+        can_log_in = os.environ.get(tracker.key_variable) or any(map(Path.is_file, files))
+        if tracker.key_variable and tracker.sends_in(mode) and not can_log_in:
             off = "tracker.mode=offline" if "offline" in tracker.modes else "tracker=none"
             login = f", or by `{tracker.login_command}`" if tracker.login_command else ""
             yield Fault(
@@ -168,9 +171,3 @@ def find_unset_variables(cfg: Config) -> Iterator[Fault]:
                 expected=f"a key to log in with, in that variable{login}",
                 fix=f"export {tracker.key_variable}=..., or {off}",
             )
-
-
-def _can_log_in(tracker: TrackerLibrary) -> bool:
-    """True where the secret of a tracker is in its variable, or in a file that a login makes."""
-    files = [Path(os.path.expandvars(file)).expanduser() for file in tracker.login_files]
-    return bool(os.environ.get(tracker.key_variable)) or any(map(Path.is_file, files))

@@ -132,16 +132,11 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     for reward_model in reward_models:
         reward_model.place(trainer)
     _complete_batches(experiment, trainer, tokenizer, rules)
-    trackers: list[Tracker | PostponedEnd] = [
-        *replace_trackers(trainer, experiment, run.folder),
-        *add_own_trackers(trainer, experiment.tracker, parts),
-    ]
-    seal = Seal(
-        part.args.get("save_total_limit") or CHECKPOINTS_KEPT,
-        steps_to_notice(experiment.tolerate),
-        upstream.cycle_steps(vars(args)),
-        run.set_status,
-    )
+    trackers: list[Tracker | PostponedEnd] = [*replace_trackers(trainer, experiment, run.folder)]
+    trackers += add_own_trackers(trainer, experiment.tracker, parts)
+    checkpoints_kept = part.args.get("save_total_limit") or CHECKPOINTS_KEPT
+    sick_steps = steps_to_notice(experiment.tolerate)
+    seal = Seal(checkpoints_kept, sick_steps, upstream.cycle_steps(vars(args)), run.set_status)
     add_callbacks(trainer, run, parts, stop, health, seal, adjustments)
     return Components(
         args, tokenizer, rows.train, rows.held_out, trainer, health, seal, trackers, adjustments
