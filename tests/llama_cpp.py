@@ -227,7 +227,7 @@ def family_model(name: str, folder: Path, tokenizer_folder: Path | None = None) 
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
-        "num_attention_heads": 4,
+        "num_attention_heads": 2,  # vLLM's attention on a CPU needs 32 dimensions of each
         "max_position_embeddings": 1024,
         "vocab_size": -(-len(tokenizer) // 64) * 64,
         "bos_token_id": tokenizer.bos_token_id,
@@ -235,7 +235,7 @@ def family_model(name: str, folder: Path, tokenizer_folder: Path | None = None) 
         "pad_token_id": tokenizer.pad_token_id,
     }
     if family.architecture != "gpt_neox":
-        sizes["num_key_value_heads"] = 2
+        sizes["num_key_value_heads"] = 1
     config = AutoConfig.for_model(family.architecture, **(sizes | family.config))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -14,7 +14,7 @@ from pathlib import Path
 from runner.command import CFG, OF_ROWS, PRINTING, VERBS
 from runner.command._option import options_of
 from runner.command._typed_words import Candidates, TypedWords
-from runner.config.menu import searched_folders
+from runner.config.menu import FOLDER_FLAGS, searched_folders
 from runner.config.override import HELD
 from runner.errors import ConfigError, Fault
 from runner.io.temporary import uncollected
@@ -23,7 +23,6 @@ from runner.run.find import is_run
 SCRIPTS = Path(__file__).parent / "completion"
 OF_CONFIGS = ("train", "preview", "rehearse", "why")  # verbs that take the words of a training
 OF_NO_RUN = (*OF_CONFIGS, "import", "options", "schema")
-FOLDER_FLAGS = ("--config-dir", "-cd")
 FLAGS = ("-m", "--dry-run", "--debug", "--config-dir", "--cfg", "--shell-completion")
 MAX_LETTERS = 70  # of a description
 

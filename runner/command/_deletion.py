@@ -31,6 +31,7 @@ WRITTEN = {
     "evaluations",
     "export",
     "export-gguf",
+    "export-fp8",
     *(tracker.run_folder for tracker in TRACKERS.values() if tracker.run_folder),
 }
 

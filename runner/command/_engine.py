@@ -26,6 +26,7 @@ from runner.run import installed_version
 
 # Modules of the extra serve, without which the server of transformers does not start.
 SERVE_MODULES = ("fastapi", "uvicorn", "openai")
+ENGINES = ("vllm", "llama.cpp", "transformers")  # auto is the first that can serve
 HOST = "127.0.0.1"
 LLAMA_SERVER = "llama-server"
 COMMIT = "0" * 40  # of the only model in a cache that is made for a server
@@ -42,18 +43,13 @@ class Server:
 def choose_engine(request: Request) -> str:
     """The engine that serves a request; EnvironmentFault where it is not installed."""
     engine = request.options.engine
-    missing = {
-        "vllm": _find_missing_vllm(),
-        "llama.cpp": _find_missing_llama(request),
-        "transformers": _find_missing_transformers(),
-    }
+    missing = _find_missing(request)
+    if engine in missing:
+        raise EnvironmentFault(missing[engine])
     if engine != "auto":
-        fault = missing[engine]
-        if fault is not None:
-            raise EnvironmentFault(fault)
         return engine
-    for name, fault in missing.items():
-        if fault is None:
+    for name in ENGINES:
+        if name not in missing:
             return name
     raise EnvironmentFault(
         Fault(
@@ -135,27 +131,24 @@ def _vllm_command() -> list[str]:
     return [command, "serve"] if command else []
 
 
-def _find_missing_vllm() -> Fault | None:
-    if _vllm_command():
-        return None
-    return Fault("engine", "vllm is not installed", "vllm here or on the path", to_install("vllm"))
-
-
-def _find_missing_llama(request: Request) -> Fault | None:
+def _find_missing(request: Request) -> dict[str, Fault]:
+    """The fault of each engine that cannot serve a request."""
+    missing = {}
+    if not _vllm_command():
+        found = "vllm is not installed"
+        missing["vllm"] = Fault("engine", found, "vllm here or on the path", to_install("vllm"))
     if shutil.which(LLAMA_SERVER) is None:
         found = f"there is no {LLAMA_SERVER} on the path"
         fix = "engine=transformers  (or install llama.cpp)"
-        return Fault("engine", found, "the server of llama.cpp", fix)
-    if find_gguf(request) is not None:
-        return None
-    run = request.name if request.run else "RUN"
-    found = "llama.cpp, but the run has no file of its format"
-    return Fault("engine", found, "a .gguf file", f"python -m runner export {run} format=gguf")
-
-
-def _find_missing_transformers() -> Fault | None:
+        missing["llama.cpp"] = Fault("engine", found, "the server of llama.cpp", fix)
+    elif find_gguf(request) is None:
+        run = request.name if request.run else "RUN"
+        found = "llama.cpp, but the run has no file of its format"
+        fix = f"python -m runner export {run} format=gguf"
+        missing["llama.cpp"] = Fault("engine", found, "a .gguf file", fix)
     absent = [name for name in SERVE_MODULES if importlib.util.find_spec(name) is None]
-    if not absent:
-        return None
-    found = f"the server of transformers needs {', '.join(absent)}"
-    return Fault("engine", found, "the extra serve", to_install("fastapi"))
+    if absent:
+        found = f"the server of transformers needs {', '.join(absent)}"
+        fix = to_install("fastapi")
+        missing["transformers"] = Fault("engine", found, "the extra serve", fix)
+    return missing

@@ -72,7 +72,13 @@ def _translate_file(name: str, overrides: Sequence[str]) -> Iterator[str]:
     try:
         reading = read_file(file)
     except ConfigError as error:
-        raise ConfigError(_with_import(fault, name) for fault in error.faults) from None
+        faults = []
+        for fault in error.faults:
+            if fault.fix.startswith("dialect="):  # its tool is not known, and import can be told
+                words = shlex.join(["python", "-m", "runner", "import", name])
+                fault = replace(fault, fix=f"{words} name={name_of(file)} {fault.fix}")
+            faults.append(fault)
+        raise ConfigError(faults) from None
     trainer = None if reading.command else typed.get("trainer")
     draft = translate(reading, name_of(file), trainer)
     content = content_of(draft)
@@ -89,15 +95,6 @@ def _translate_file(name: str, overrides: Sequence[str]) -> Iterator[str]:
             sources[path] = f"default of {note.key}" if note.implied else note.key
     keep_translation(file, Translation(content, sources))
     yield from _describe(draft, name)
-
-
-def _with_import(fault: Fault, name: str) -> Fault:
-    """The fault of a file whose tool is not known, which ``import`` can be told."""
-    if not fault.fix.startswith("dialect="):
-        return fault
-    experiment = name_of(Path(name))
-    words = shlex.join(["python", "-m", "runner", "import", name])
-    return replace(fault, fix=f"{words} name={experiment} {fault.fix}")
 
 
 def _find_missing_words(draft: Draft, typed: Collection[str], name: str) -> Iterator[Fault]:

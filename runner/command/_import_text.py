@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -84,10 +85,7 @@ def _describe_batch(draft: Draft) -> str:
 
 def quoted_words(draft: Draft) -> list[str]:
     """The words that choose the experiment and give it what has to be typed, for a shell."""
-    words = []
-    for word in [f"experiment={draft.name}", *draft.overrides]:
-        words.append(f"'{word}'" if set(word) & set(" []{}$*") else word)
-    return words
+    return [shlex.quote(word) for word in [f"experiment={draft.name}", *draft.overrides]]
 
 
 # --- The list of keys -----------------------------------------------------------------------------

@@ -42,13 +42,14 @@ class Cell:
         from IPython.display import HTML, display
 
         begun = [run for run in self.runs if run.metrics.exists()]
+        if not begun:
+            return True
         try:
-            if begun and self.handle is None:
-                self.handle = display(
-                    HTML(to_cell_html(read_run(begun[-1].folder))), display_id=True
-                )
-            elif begun:
-                self.handle.update(HTML(to_cell_html(read_run(begun[-1].folder))))
+            picture = HTML(to_cell_html(read_run(begun[-1].folder)))
+            if self.handle is None:
+                self.handle = display(picture, display_id=True)
+            else:
+                self.handle.update(picture)
         except Exception as error:
             print(f"note      no picture of the progress: {error!r}")
             return False

@@ -37,8 +37,8 @@ HELP = (
         "lm_eval=[arc_easy,hellaswag]": "tasks of EleutherAI's lm-evaluation-harness (pip install "
         "lm-eval) in place of the rows, with the standard errors that it states; limit= and "
         "batch_size= hold for them, num_fewshot=5 and apply_chat_template=true as there. "
-        "include_path=tasks is a folder with tasks of your own, in YAML alone unless "
-        "trust_remote_code=true. against=RUN2 adds the other model's",
+        "include_path=tasks is a folder with tasks of your own, which needs "
+        "trust_remote_code=true as they can run code. against=RUN2 adds the other model's",
         "engine=vllm": "vLLM samples the completions, as for predict",
         "to=file.json": "another place",
         "output_root=outputs": "where names and keys of runs are looked up",

@@ -7,12 +7,12 @@ from runner.command import CommandLine
 from runner.command._option import read_options
 from runner.command._upload import open_repository, push
 from runner.command.export_options import Options
-from runner.errors import ConfigError, Fault, FolderError
+from runner.errors import ConfigError, Fault, FolderError, check_library
 from runner.io.files import display_path
 from runner.model.gguf import LlamaCpp, find_llama_cpp
 from runner.run.record import RunRecord, check_finished, find_runs
 from runner.run.seal import check_sealed
-from runner.training.exported_model import DTYPES, export
+from runner.training.exported_model import DTYPES, export, model_name
 
 
 def main(line: CommandLine) -> int:
@@ -38,13 +38,23 @@ def main(line: CommandLine) -> int:
     if options.push:
         # The hub is asked before the work.
         repository = open_repository(options.push, options.private)
-    target = Path(options.to or run.folder / ("export-gguf" if llama_cpp else "export"))
-    is_trusted = bool(options.trust_remote_code)
-    lines = export(run, target, options.dtype, options.license, is_trusted, llama_cpp)
+    name = "export"
+    if options.format != "safetensors":
+        name += f"-{options.format}"
+    target = Path(options.to or run.folder / name)
+    lines = export(
+        run,
+        target,
+        options.dtype,
+        options.license,
+        trust=bool(options.trust_remote_code),
+        llama_cpp=llama_cpp,
+        is_fp8=options.format == "fp8",
+    )
     print("\n".join(lines))
     print(f"export    {display_path(target)}")
     if llama_cpp:
-        name = run.folder.parent.name.lower()
+        name = model_name(run)
         path = shlex.quote(display_path(target / "Modelfile"))
         print(f"ollama    ollama create {name} -f {path} && ollama run {name}")
     if repository:
@@ -56,32 +66,31 @@ def main(line: CommandLine) -> int:
 def _find_tools(options: Options, run: RunRecord) -> LlamaCpp | None:
     """The tools of llama.cpp where the options ask for its format.
 
-    Raises ConfigError for a format or a type that this run cannot have.
+    Raises ConfigError for a format or a type that this run cannot have, and EnvironmentFault where
+    a package or a tool is missing.
     """
-    if options.format == "gguf":
-        if run.experiment.trainer.head != "lm":
-            raise ConfigError(
-                Fault(
-                    where="format=gguf",
-                    found="a reward model",
-                    expected="a model that writes text",
-                    fix="leave format out: transformers loads that folder",
-                )
-            )
-        return find_llama_cpp(options.dtype)
-    if options.format != "safetensors":
+    where = f"format={options.format}"
+    if options.format in ("awq", "gptq"):
         command = f"python -m runner export {shlex.quote(display_path(run.folder))}"
-        fix = f"{command}, and then as runner/command/EXPORT.md says"
-        if options.format == "fp8":
-            fix = f"{command}, then vllm serve --quantization fp8 with that folder"
         raise ConfigError(
             Fault(
-                where=f"format={options.format}",
+                where=where,
                 found="export does not write it",
-                expected="safetensors or gguf",
-                fix=fix,
+                expected="safetensors, gguf or fp8",
+                fix=f"{command}, and then as runner/command/EXPORT.md says",
             )
         )
+    if options.format != "safetensors" and run.experiment.trainer.head != "lm":
+        raise ConfigError(
+            Fault(
+                where=where,
+                found="a reward model",
+                expected="a model that writes text",
+                fix="leave format out: transformers loads that folder",
+            )
+        )
+    if options.format == "gguf":
+        return find_llama_cpp(options.dtype)
     if options.dtype not in (None, *DTYPES):
         raise ConfigError(
             Fault(
@@ -91,4 +100,6 @@ def _find_tools(options: Options, run: RunRecord) -> LlamaCpp | None:
                 fix=f"format=gguf dtype={options.dtype}",
             )
         )
+    if options.format == "fp8":
+        check_library("torchao", where)
     return None

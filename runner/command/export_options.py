@@ -6,7 +6,7 @@ from typing import Literal
 from runner.command import VERBS
 
 HELP = (
-    "python -m runner export RUN [format=gguf] [dtype=bfloat16] [to=FOLDER] [push=org/name]",
+    "python -m runner export RUN [format=gguf|fp8] [dtype=bfloat16] [to=FOLDER] [push=org/name]",
     VERBS["export"] + "; transformers and vLLM load the folder by itself: safetensors, tokenizer, "
     "chat template, generation settings, and a model card with configuration, data, curves and "
     "results. An adapter is merged into its base, and the largest difference that makes is "
@@ -14,11 +14,13 @@ HELP = (
     "score head, of PPO only the policy.",
     {
         "format=gguf": "one file for llama.cpp and Ollama instead, with a Modelfile",
+        "format=fp8": "the weights of linear layers in 8 bits, for vLLM and transformers with "
+        "torchao; the rest has dtype, by default bfloat16",
         "dtype=bfloat16": "float32, bfloat16 or float16; the default is model.dtype of the run. Of "
         "a GGUF file also q8_0, and with llama.cpp's tool llama-quantize on PATH q4_k_m and "
         "others; the default has 16 bits",
-        "to=FOLDER": "where to; the default is <run>/export, or <run>/export-gguf. An earlier "
-        "export there is replaced, nothing else",
+        "to=FOLDER": "where to; the default is <run>/export, or <run>/export-gguf or "
+        "export-fp8. An earlier export there is replaced, nothing else",
         "push=org/name": "also upload it, to a private repository; never done without these words",
         "private=false": "make that repository public",
         "license=apache-2.0": "for the card; the default is that of the base model, where it can "

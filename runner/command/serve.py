@@ -38,6 +38,11 @@ def main(line: CommandLine) -> int:
     engine = choose_engine(request)
     port = _find_port(request.options.port)
     print_visible(f"model     {request.name} ({request.weights.name})")
+    name = name_of(request)
+    url = f"http://{HOST}:{port}/v1"
+    body = {"model": name, "messages": [{"role": "user", "content": "Hello"}]}
+    header = "Content-Type: application/json"
+    words = ["curl", f"{url}/chat/completions", "-H", header, "-d", json.dumps(body)]
     try:
         with signals.handle_signals(_leave), prepared_server(engine, request, port) as server:
             print(f"engine    {engine}, which is starting", flush=True)
@@ -45,7 +50,8 @@ def main(line: CommandLine) -> int:
                 while not _is_up(port) and process.poll() is None:
                     time.sleep(SECONDS_BETWEEN_LOOKS)
                 if process.poll() is None:
-                    print_visible("\n".join(_describe(name_of(request), port)))
+                    print_visible(f"url       {url}  (model {name}); Ctrl-C ends it")
+                    print_visible(f"try       {shlex.join(words)}")
                 code = process.wait()
     except KeyboardInterrupt:  # the end that was meant
         return 0
@@ -112,13 +118,3 @@ def _is_up(port: int) -> bool:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200
     return False
-
-
-def _describe(name: str, port: int) -> Iterator[str]:
-    """Lines that say where the server is, and how it is asked."""
-    url = f"http://{HOST}:{port}/v1"
-    body = {"model": name, "messages": [{"role": "user", "content": "Hello"}]}
-    header = "Content-Type: application/json"
-    words = ["curl", f"{url}/chat/completions", "-H", header, "-d", json.dumps(body)]
-    yield f"url       {url}  (model {name}); Ctrl-C ends it"
-    yield f"try       {shlex.join(words)}"

@@ -49,15 +49,10 @@ def find_choice_faults(overrides: "Iterable[Override]", menu: Options) -> Iterat
             yield _node_fault(override, nodes[0], menu)
             continue
         for name in _chosen_names(override):
-            if not _is_known(group, name, menu):
+            is_option = name.removesuffix(".yaml") in menu[group] or name.startswith("[")
+            is_file = group == "experiment" and (name == "null" or is_experiment_file(name))
+            if not is_option and not is_file:
                 yield option_fault(group, name, menu)
-
-
-def _is_known(group: str, name: str, menu: Options) -> bool:
-    """True for an option of the menu, and for what takes the place of one."""
-    if name.removesuffix(".yaml") in menu[group] or name.startswith("["):
-        return True
-    return group == "experiment" and (name == "null" or is_experiment_file(name))
 
 
 def _chosen_names(override: "Override") -> list[str]:

@@ -11,6 +11,7 @@ from runner.config.groups import LISTED
 from runner.io.files import MENU
 from runner.schema.text import LOADER
 
+FOLDER_FLAGS = ("--config-dir", "-cd")
 NO_FOLDER = "none"  # in place of a folder of --config-dir
 
 Options = dict[str, list[str]]  # the names of the options of each group

@@ -48,11 +48,13 @@ def name_of_path(path: object) -> str:
     ('qwen2.5-0.5b', 'rows')
     >>> name_of_path("data/*.jsonl"), name_of_path(None)
     ('data', '')
+    >>> name_of_path(f"{'a' * 300}/rows.jsonl")
+    'rows'
     """
     if not isinstance(path, str):
         return ""
     for folder in Path(path).parents:
-        if (folder / "status.json").is_file():
+        if os.path.isfile(folder / "status.json"):  # False for a path that is too long, too
             return folder_name(os.path.abspath(folder.parent))
     return folder_name(path)
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TorchAoConfig
 
 from runner.errors import ConfigError, Fault, SickRun
 from runner.model.adapter import merge_adapter
+from runner.model.architecture import modality_of
 from runner.model.encoding import processor_of
 from runner.model.load import auto_class, load_model, load_tokenizer, read_adapter, read_config
 from runner.schema.literal import number
@@ -80,6 +81,47 @@ def write_plain(
     if dtype == "float32":
         _check_same(folder, rounded, largest)
     return WrittenModel(dtype, merged, rounded, largest)
+
+
+def write_fp8(plain: Path, folder: Path, *, trust: bool) -> WrittenModel:
+    """Write the model in a folder with its linear layers in FP8, and load it once to see.
+
+    Embeddings and the output layer stay as they are. The difference is that from ``plain``. Raises
+    ConfigError where there is no such layer, or vLLM would not find it.
+    """
+    from torchao.quantization import Float8Tensor, Float8WeightOnlyConfig
+
+    tokenizer = load_tokenizer(str(plain), trust_remote_code=trust)
+    model = load_model(str(plain), tokenizer=tokenizer, dtype="auto", trust_remote_code=trust)
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randint(len(tokenizer), PROBE, generator=generator)
+    exact = _logits(model.eval(), probe)
+    dtype = model.dtype
+    config = model.config.to_dict()
+    del model  # so that there is room for the other one
+    model = auto_class(config, "lm").from_pretrained(
+        str(plain),
+        dtype=dtype,
+        quantization_config=TorchAoConfig(Float8WeightOnlyConfig()),
+        trust_remote_code=trust,
+    )
+    is_rounded = any(isinstance(weight.data, Float8Tensor) for weight in model.parameters())
+    if modality_of(config) or not is_rounded:
+        raise ConfigError(
+            Fault(
+                where="format=fp8",
+                found=f"{type(model).__name__}: only linear layers of a model of text are written",
+                expected="a model of text with linear layers",
+                fix="leave format out, and vllm serve --quantization fp8 with that folder",
+            )
+        )
+    model.save_pretrained(str(folder))
+    processor_of(tokenizer).save_pretrained(str(folder))
+    del model
+    rounded = _distance(exact, _load_written(folder, "lm", dtype, trust), probe)
+    rest = str(dtype).removeprefix("torch.")
+    largest = exact.abs().max().item()
+    return WrittenModel(f"FP8 (the rest: {rest})", None, rounded, largest)
 
 
 def _load_written(folder: Path, head: str, dtype: torch.dtype, trust: bool) -> PreTrainedModel:

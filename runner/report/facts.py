@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from runner.config.menu import FOLDER_FLAGS
 from runner.io.files import read_rows, shipped
 from runner.io.secrets import hidden
 from runner.report.number import format_value
@@ -25,7 +26,6 @@ from runner.run.record import RunRecord
 from runner.schema.literal import CONSTANT
 from runner.schema.text import Config, flatten, select
 
-FOLDER_FLAGS = ("--config-dir", "-cd")
 SWEEP_FLAGS = {"-m", "--multirun"}
 MAX_ROWS = 3
 ENVIRONMENT = ("versions", "code", "data", "model", "hardware")  # the subjects that a page shows

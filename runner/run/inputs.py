@@ -92,20 +92,13 @@ def _files_of_keys(cfg: Config) -> Iterator[tuple[str, dict[str, Path]]]:
                 if file.is_file():
                     files[str(file).replace(str(place), as_typed, 1)] = file
             yield key, files
-            base = _find_base(place)
-            if base:
-                yield f"{BASE} {key}", {str(file): file for file in _files_at(base, "")}
+            # The folder that an adapter belongs on, unless that ships with us.
+            adapter = read_json(place / "adapter_config.json") or {}
+            base = adapter.get("base_model_name_or_path")
+            if base and Path(base).is_dir() and not Path(base).is_relative_to(PACKAGE):
+                yield f"{BASE} {key}", {str(file): file for file in _files_at(Path(base), "")}
     for package, sources in find_code(packages_of(cfg)).items():
         yield f"{CODE} {package}", sources
-
-
-def _find_base(folder: Path) -> Path | None:
-    """The folder of this machine that an adapter belongs on, unless it ships with us."""
-    config = read_json(folder / "adapter_config.json") or {}
-    name = config.get("base_model_name_or_path")
-    if not name or Path(name).is_relative_to(PACKAGE) or not Path(name).is_dir():
-        return None
-    return Path(name)
 
 
 def _files_at(place: Path, pattern: str) -> Iterator[Path]:

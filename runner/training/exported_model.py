@@ -4,11 +4,13 @@ transformers and vLLM load it by itself, or llama.cpp and Ollama where it holds 
 """
 
 import contextlib
+import logging
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from runner.config.run_name import folder_name
 from runner.errors import EnvironmentFault, Fault, FolderError
 from runner.io.files import display_path, files_of, read_json, remove, write_text
 from runner.io.hub import is_offline
@@ -40,10 +42,12 @@ def export(
     license: str | None = None,
     trust: bool = False,
     llama_cpp: LlamaCpp | None = None,
+    is_fp8: bool = False,
 ) -> list[str]:
     """Write the model of a run into a folder, whole or not at all; return lines to print.
 
-    With the tools of ``llama_cpp`` it is one GGUF file with a Modelfile.
+    With the tools of ``llama_cpp`` it is one GGUF file with a Modelfile; with ``is_fp8`` the
+    weights of linear layers have 8 bits.
     """
     is_replaceable = folder.is_dir() and (not any(folder.iterdir()) or not damage_of(folder))
     if folder.is_symlink() or (folder.exists() and not is_replaceable):
@@ -54,6 +58,8 @@ def export(
         new.mkdir()
         if llama_cpp:
             written = _write_gguf(run, new, Path(parent) / "plain", dtype, trust, llama_cpp)
+        elif is_fp8:
+            written = _write_fp8(run, new, Path(parent) / "plain", dtype or "bfloat16", trust)
         else:
             written = _write(run, new, dtype, trust)
         pictures = []
@@ -139,7 +145,7 @@ def _write_gguf(
     from runner.model.load import load_tokenizer
     from runner.model.modelfile import adds_bos, write_modelfile
 
-    name = run.folder.parent.name
+    name = model_name(run)
     weights = f"{name}-{dtype}.gguf"
     with quiet():
         tokenizer = load_tokenizer(str(plain), trust_remote_code=trust)
@@ -151,6 +157,35 @@ def _write_gguf(
     if modality_of(read_json(plain / "config.json") or {}):
         notes.append("only what reads text is in the file")
     return ExportedModel(dtype, notes)
+
+
+def _write_fp8(run: RunRecord, new: Path, plain: Path, dtype: str, trust: bool) -> ExportedModel:
+    """Write the model of a run into an empty folder with its linear layers in FP8.
+
+    ``plain`` is a folder for the model without that rounding, which is needed only here. The rest
+    has a dtype; vLLM reads FP8 beside float32 only with ``--dtype float32``.
+    """
+    for library in ("torchao", "torch.utils._pytree"):
+        # As they are imported, they warn of cards that are not here.
+        logging.getLogger(library).setLevel(logging.ERROR)
+    plain.mkdir()
+    written = _write(run, plain, dtype, trust)
+    from runner.model.merge import write_fp8
+
+    with quiet():
+        rounded = write_fp8(plain, new, trust=trust)
+    megabytes = number(sum(file.stat().st_size for file in new.glob("*.safetensors")) / 1e6, 3)
+    note = (
+        f"linear layers in FP8, read back: no logit differs by more than "
+        f"{number(rounded.rounded, 2)}; the largest logit is {number(rounded.largest, 3)}; "
+        f"{megabytes} MB"
+    )
+    return ExportedModel(rounded.dtype, [*written.notes, note])
+
+
+def model_name(run: RunRecord) -> str:
+    """The name of the model of a run, in letters that files, shells and Ollama take."""
+    return folder_name(run.folder.parent.name) or "model"
 
 
 def _copy(source: Path, new: Path) -> str:

@@ -5,6 +5,8 @@
     python tests/fault/gguf.py --tokenizers FOLDER    also with real tokenizers in its folders, such
                                                       as FOLDER/qwen3/tokenizer.json
     python tests/fault/gguf.py --vllm PYTHON          a Python with vLLM loads the other export too
+    python tests/fault/gguf.py --vllm PYTHON --torchao FOLDER    and that in FP8; torchao alone lies
+                                                                 in the folder
 
 It needs the extra ``gguf`` and the package xllamacpp, which is llama.cpp's server as a library.
 With ``go`` on PATH, the templates of Ollama are rendered by the library of Go that Ollama uses;
@@ -100,7 +102,9 @@ class Table:
         print(f"{case:<32} {'; '.join(faults) or 'the same'}", flush=True)
 
 
-def check_family(name: str, folder: Path, table: Table, tokenizer: Path | None, vllm: str) -> None:
+def check_family(
+    name: str, folder: Path, table: Table, tokenizer: Path | None, vllm: str, torchao: str
+) -> None:
     """Export a model of a family in each type, and compare; with the tokenizer of a folder."""
     title = f"{name}, real tokenizer" if tokenizer else name
     model = family_model(name, folder / "model", tokenizer)
@@ -116,11 +120,17 @@ def check_family(name: str, folder: Path, table: Table, tokenizer: Path | None, 
         table.note(f"{title}, {dtype}", differences(plain, weights, exact=dtype == "f32"))
     if vllm:
         run_command(["export", str(run)])
-        table.note(f"{title}, vLLM", ask_vllm(vllm, run / "export"))
+        table.note(f"{title}, vLLM", ask_vllm(vllm, run / "export", ""))
+    if vllm and torchao:
+        run_command(["export", str(run), "format=fp8", "dtype=float32"])
+        table.note(f"{title}, FP8 in vLLM", ask_vllm(vllm, run / "export-fp8", torchao))
 
 
-def ask_vllm(python: str, folder: Path) -> list[str]:
-    """The way in which vLLM answers otherwise than transformers, if it does."""
+def ask_vllm(python: str, folder: Path, packages: str) -> list[str]:
+    """The way in which vLLM answers otherwise than transformers, if it does.
+
+    It finds ``packages``, a folder, too.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -131,7 +141,7 @@ def ask_vllm(python: str, folder: Path) -> list[str]:
         [python, script, folder, json.dumps(ids)],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": "", "VLLM_CPU_KVCACHE_SPACE": "1"},
+        env={**os.environ, "PYTHONPATH": packages, "VLLM_CPU_KVCACHE_SPACE": "1"},
         check=False,
     )
     answers = [line for line in done.stdout.splitlines() if line.startswith("ANSWER")]
@@ -199,20 +209,23 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizers", type=Path)
     parser.add_argument("--vllm", default="")
+    parser.add_argument("--torchao", default="")
     parser.add_argument("families", nargs="*")
     asked = parser.parse_args(words)
     if llama_cpp.LACKING:
         print(f"not installed: {', '.join(llama_cpp.LACKING)}")
         return 1
+    if asked.torchao:
+        sys.path.append(asked.torchao)
     table = Table()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name in asked.families or FAMILIES:
-            check_family(name, folder / name, table, None, asked.vllm)
+            check_family(name, folder / name, table, None, asked.vllm, asked.torchao)
         for name, family in REAL.items():
             if asked.tokenizers and (asked.tokenizers / name).is_dir():
                 place = folder / f"real-{name}"
-                check_family(family, place, table, asked.tokenizers / name, "")
+                check_family(family, place, table, asked.tokenizers / name, "", "")
         if shutil.which("go"):
             check_templates(folder, table)
     print(f"{table.passed} the same, {table.failed} not")

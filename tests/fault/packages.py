@@ -1,4 +1,4 @@
-"""What the tests do not install, each used for real: trackers, llama.cpp, lm-evaluation-harness.
+"""What the tests do not install, each used for real: trackers, llama.cpp, torchao, lm-eval.
 
     python tests/fault/packages.py
 
@@ -16,9 +16,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = "test,wandb,trackio,mlflow,tensorboard,gguf,lm_eval"
+EXTRAS = "test,wandb,trackio,mlflow,tensorboard,gguf,fp8,lm_eval"
 OTHERS = ["xllamacpp>=2026.10"]  # llama.cpp's server as a library
-FILES = ["tests/test_tracker.py", "tests/test_gguf.py", "tests/test_evaluate.py"]
+FILES = [
+    "tests/test_tracker.py",
+    "tests/test_gguf.py",
+    "tests/test_fp8.py",
+    "tests/test_evaluate.py",
+]
 
 
 def main() -> int:
