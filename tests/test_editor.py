@@ -44,7 +44,7 @@ def test_all_of_conf_fits_its_schemas():
         name = re.search(r"(\w+)\.json$", path.read_text(), re.MULTILINE)[1]
         by_schema.setdefault(name, []).append(path)
     # Options of a trainer set keys of the top level.
-    assert by_schema.keys() | {"trainer"} == {path.stem for path in SCHEMAS.iterdir()}
+    assert by_schema.keys() | {"trainer", "own"} == {path.stem for path in SCHEMAS.iterdir()}
     for name, files in by_schema.items():
         assert check(name, *files) == []
 
@@ -208,3 +208,15 @@ def test_a_folder_of_ones_own_gets_schemas_of_its_own_code(tmp_path, monkeypatch
     assert "add " not in capsys.readouterr().out
     assert main(["schema", "conf"]) == 2
     assert "python -m runner schema to=conf" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_file_of_ones_own_fits_as_its_page_shows_it(tmp_path):
+    page = (MENU / "experiment" / "README.md").read_text()
+    (text,) = re.findall(r"```yaml\n(# own.yaml.*?)```", page, re.DOTALL)
+    own = tmp_path / "own.yaml"
+    own.write_text(text)
+    assert check("own", own) == []
+    for mistake in ("trainr: dpo", "seed: -1", "peft: [lora]", "trainer: 3"):
+        own.write_text(f"{mistake}\n")
+        assert check("own", own), mistake

@@ -2,6 +2,8 @@
 
     experiment.json   an experiment, and any other file with ``# @package _global_``: its list of
                       ``defaults`` decides which keys a group has
+    own.json          an experiment in a file of one's own, which may name options in its groups,
+                      and whose keys may be dotted
     <group>.json      an option of a group; ``$defs`` has the schema of each ``_target_`` in it
     strategy.json     fields of every trainer, to which the schemas of trainers refer
 
@@ -89,6 +91,7 @@ def build_schemas(folders: Sequence[Path] = ()) -> dict[str, JsonSchema]:
     schemas["strategy"] = fields.definitions[FIELDS]
     schemas["speed"] = SPEED
     schemas["experiment"] = _experiment_schema(menu, groups)
+    schemas["own"] = _own_file_schema(schemas["experiment"], menu)
     return schemas
 
 
@@ -264,6 +267,23 @@ def _experiment_schema(menu: Options, groups: Mapping[str, PartSchemas]) -> Json
     schema["allOf"] = rules
     schema["$defs"] = {"defaults": _defaults_schema(menu)}
     return schema
+
+
+def _own_file_schema(experiment: JsonSchema, menu: Options) -> JsonSchema:
+    """The schema of an experiment that is written as one would type it.
+
+    A dotted key may have any value: only the checks before a start know what it reaches.
+    """
+    properties = dict(experiment["properties"])
+    for group, names in menu.items():
+        choices: list[JsonSchema] = [{"enum": names}, {"type": "string"}]
+        if group in properties:
+            choices.append(properties[group])
+        if group in LISTED:
+            choices.append({"type": "array", "items": {"type": "string"}})
+        properties[group] = {"anyOf": choices}
+    dotted: JsonSchema = {r"^\w+(\.[\w-]+)+$": {}}
+    return experiment | {"properties": properties, "patternProperties": dotted}
 
 
 def _defaults_schema(menu: Options) -> JsonSchema:
