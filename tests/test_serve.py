@@ -3,6 +3,7 @@
 Real servers: ``tests/fault/serve_real.py``.
 """
 
+import importlib.util
 import inspect
 import json
 import os
@@ -228,6 +229,10 @@ def test_a_server_that_ends_by_itself_is_told(lay, tmp_path, monkeypatch, capfd)
     run = lay()
     environment = stand_in(tmp_path, "#!/bin/sh\necho no such card >&2\nexit 3\n")
     monkeypatch.setenv("PATH", environment["PATH"])
+    # Another test may have made a stand-in for the package importable.
+    find_spec = importlib.util.find_spec
+    without_vllm = lambda name, *further: None if name == "vllm" else find_spec(name, *further)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", without_vllm)
     assert main(["serve", str(run), "port=0", "engine=vllm"]) == 5
     error = capfd.readouterr().err
     assert "no such card" in error

@@ -74,7 +74,7 @@ def _translate_file(name: str, overrides: Sequence[str]) -> Iterator[str]:
     except ConfigError as error:
         faults = []
         for fault in error.faults:
-            if fault.fix.startswith("dialect="):  # its tool is not known, and import can be told
+            if fault.fix.startswith("dialect="):  # its tool is not known; import has a word for it
                 words = shlex.join(["python", "-m", "runner", "import", name])
                 fault = replace(fault, fix=f"{words} name={name_of(file)} {fault.fix}")
             faults.append(fault)

@@ -52,7 +52,9 @@ def _find_tracker_faults(tracking: Tracking) -> list[Fault]:
     return [
         Fault(
             where="tracker",
-            found=f"{', '.join(unable)}, told only while a run trains" if unable else "none",
+            found=f"{', '.join(unable)}, which gets figures only while a run trains"
+            if unable
+            else "none",
             expected=f"some of {', '.join(takers)}, or one of your own",
             fix="tracker=wandb",
         )

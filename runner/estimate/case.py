@@ -24,6 +24,7 @@ LENGTHS = re.compile(
 UNREDUCED = "unreduced"
 ROWS = "rows.json"
 UNEXPORTED = "unexported.json"
+MAX_LABEL_WIDTH = 45  # characters of a label in a line
 
 
 @dataclass
@@ -58,6 +59,8 @@ class Case:
         """A case as a person knows it: the name of its runs, and its label."""
         name = str(self.composed.experiment.name)
         label = label_of(self.composed.overrides, name)
+        if len(label) > MAX_LABEL_WIDTH:
+            label = f"{label[: MAX_LABEL_WIDTH - 1]}…"
         return name if label == "default" else f"{name} {label}"
 
 

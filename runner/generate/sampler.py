@@ -116,7 +116,7 @@ def sample(
 
     The ``engine`` is loop, graph or generate; auto chooses. Where memory does not suffice, half as
     many rows are sampled side by side if ``halves``, which changes no completion; without it the
-    error is the caller's, which may want to remember it. ``on_step`` is told the tokens as they
+    error is the caller's, which may want to remember it. ``on_step`` gets the tokens as they
     come, which no graph does; what it raises ends the sampling.
     """
     decode = _find_decoder(model, prompts, engine, on_step)

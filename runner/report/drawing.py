@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from runner.io.files import write_bytes
+from runner.io.visible import to_visible
 from runner.report.number import short
 from runner.schema.literal import number
 
@@ -282,6 +283,7 @@ def write_png(
     with _style():
         _add_legend(picture)
         if title:
+            title = to_visible(title)
             if len(title) > MAX_TITLE_LETTERS:
                 title = f"{title[: MAX_TITLE_LETTERS - 1]}…"
             figure.axes[0].set_title(title, loc="left", fontsize=8.5)

@@ -29,7 +29,7 @@ PREFIXES = tuple(tracker.prefix for tracker in TRACKERS.values() if tracker.pref
 def set_variables(tracker: Tracking, folder: Path, name: str) -> None:
     """Set the variables of a tracker for the run in this folder."""
     os.environ.update(variables_of(tracker, folder, name))
-    # Where Comet is installed, it would also log what the other trackers are told, and send it.
+    # Where Comet is installed, it would also log what the other trackers get, and send it.
     if TRACKERS["comet_ml"] not in tracker.libraries:
         os.environ.setdefault("COMET_DISABLE_AUTO_LOGGING", "1")
 

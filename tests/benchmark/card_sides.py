@@ -285,6 +285,7 @@ def train_plain(task: Mapping[str, Any]) -> None:
     if config["peft"]:
         settings = dict(config["peft"])
         del settings["_target_"]
+        settings.pop("learning_rate_factor", None)  # which is in the learning rate by now
         peft_config = LoraConfig(**settings, task_type="CAUSAL_LM")
     further = {}
     if args_name == "GRPOConfig":

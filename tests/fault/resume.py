@@ -116,6 +116,8 @@ ASIDE = (
     "on_memory",
 )
 ASIDE += ("attempts", "launcher", "on_sick", "tolerate")
+# Keys that change no step: one only refuses rows, the other is in the learning rate by then.
+NO_EFFECT = ("trainer.images", "peft.learning_rate_factor")
 STEADY = "trainer.args.lr_scheduler_type=constant"
 # Listed changes as words of a command. SFT has dropout, so that its bits depend on each
 # random number.
@@ -227,8 +229,7 @@ def misses_of_groups(root: Path) -> Iterator[tuple[str, str]]:
         now = copy.deepcopy(cfg)
         new = changed(old)
         put(now, path, new)
-        # which only refuses rows
-        aside = path.partition(".")[0] in ASIDE or path == "trainer.images"
+        aside = path.partition(".")[0] in ASIDE or path in NO_EFFECT
         yield (
             path,
             ""
