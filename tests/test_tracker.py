@@ -493,7 +493,7 @@ def test_sync_sends_a_run_once_and_then_what_it_has_logged_since(over, capfd):
     ("words", "code", "told"),
     [
         (["x"], 2, "tracker=wandb"),
-        (["x", "tracker=codecarbon"], 2, "told only while a run trains"),
+        (["x", "tracker=codecarbon"], 2, "gets figures only while a run trains"),
         (["x", "tracker=mlflow", "seed=1"], 2, "sync has no such key"),
         (["x", "tracker=dvclive"], 5, "pip install 'dvclive"),
         (["nowhere", "tracker=tensorboard"], 4, "no such folder"),

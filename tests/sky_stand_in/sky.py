@@ -77,12 +77,14 @@ def run(name, task, source):
                 start_new_session=True,
             )
         set_job(name, status="RUNNING", pid=process.pid)
+        is_taken = False
         while preempts and number == 1 and process.poll() is None:
             if any(store.glob("*/*/checkpoints/*/seal.json")):
+                is_taken = True
                 switch_off(machine)
             time.sleep(0.02)
         code = process.wait()
-        if code == -signal.SIGKILL and preempts and number == 1:
+        if is_taken:  # whatever of it ended last
             set_job(name, status="RECOVERING")
             continue
         state = "SUCCEEDED" if code == 0 else "FAILED"
