@@ -187,6 +187,15 @@ def test_a_folder_that_has_gone_further_keeps_its_steps(run, tmp_path):
     assert run.status()["step"] == 2
 
 
+def test_a_copy_that_is_finished_is_fetched_though_it_is_of_the_same_step(run, tmp_path):
+    store = Store(str(tmp_path / "store"))
+    run.set_status("finished", step=2)
+    store.give(run.folder)
+    run.set_status("running", step=2)
+    store.fetch(run.folder, is_newest=False)
+    assert run.status()["state"] == "finished"
+
+
 def test_a_copy_that_leads_out_of_its_folder_is_not_fetched(run, tmp_path):
     store = Store(str(tmp_path / "store"))
     store.give(run.folder)

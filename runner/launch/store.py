@@ -133,8 +133,10 @@ class Store:
             except FolderError:
                 return True
             status = run.status()
-            progress = (int(status["step"]), str(status.get("updated", "")))
-            is_ahead = (contents.step, contents.updated) > progress
+            is_finished = status["state"] == "finished"
+            progress = (is_finished, int(status["step"]), str(status.get("updated", "")))
+            there = (contents.state == "finished", contents.step, contents.updated)
+            is_ahead = there > progress
             if is_newest or is_ahead or not (folder / "config.yaml").exists():
                 self._fetch_files(folder, contents)
         return True
