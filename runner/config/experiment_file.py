@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.groups import GROUPS
-from runner.config.limits import check_size, parse_yaml
+from runner.config.limits import check_size, encoding_fault, parse_yaml
 from runner.config.menu import Options, read_menu, read_options, takes_one
 from runner.config.override import expand, is_experiment_file, parse
 from runner.errors import ConfigError, Fault
-from runner.io.filetype import undecodable
 from runner.schema.literal import to_text
 from runner.schema.text import Node, flatten, scalars, select
 
@@ -74,15 +73,7 @@ def read_mapping(file: Path) -> Node:
     try:
         text.decode("utf-8-sig")
     except UnicodeDecodeError:
-        finding = undecodable(text, str(file))
-        raise ConfigError(
-            Fault(
-                where=str(file),
-                found=finding.found,
-                expected="YAML in UTF-8",
-                fix=finding.fix,
-            )
-        ) from None
+        raise ConfigError(encoding_fault(file, text, "YAML in UTF-8")) from None
     content = parse_yaml(text, str(file))
     if content is not None and not isinstance(content, Mapping):
         found = "a list"

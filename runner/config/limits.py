@@ -15,6 +15,7 @@ import yaml
 
 from runner.config.conversion import MAX_DIGITS
 from runner.errors import ConfigError, Fault
+from runner.io.filetype import undecodable
 from runner.schema.text import LOADER
 
 # Of a file, and letters of a configuration when all references are followed.
@@ -53,6 +54,12 @@ def parse_yaml(text: str | bytes, where: str) -> Any:
     # An empty text with the tag of a number is an IndexError.
     except (yaml.YAMLError, ValueError, IndexError) as error:
         raise ConfigError(yaml_fault(error, where)) from None
+
+
+def encoding_fault(path: Path, content: bytes, expected: str) -> Fault:
+    """The fault of a file whose bytes are not UTF-8, with what they are instead."""
+    finding = undecodable(content, str(path))
+    return Fault(where=str(path), found=finding.found, expected=expected, fix=finding.fix)
 
 
 def check_size(path: Path) -> None:

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.config.limits import check_size, parse_yaml
+from runner.config.limits import check_size, encoding_fault, parse_yaml
 from runner.errors import ConfigError, Fault
 from runner.io.files import EXPERIMENT_FILES
-from runner.io.filetype import undecodable
 from runner.schema.did_you_mean import files_beside
 
 FILE_TYPES = (".yaml", ".yml", ".json")
@@ -50,15 +49,7 @@ def read_foreign_text(path: Path) -> str:
         check_size(path)
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        finding = undecodable(error.object, str(path))
-        raise ConfigError(
-            Fault(
-                where=str(path),
-                found=finding.found,
-                expected="a configuration in UTF-8",
-                fix=finding.fix,
-            )
-        ) from None
+        raise ConfigError(encoding_fault(path, error.object, "a configuration in UTF-8")) from None
     except OSError as error:
         likeliest = [*files_beside(path, EXPERIMENT_FILES), "--help"][0]
         raise ConfigError(
