@@ -232,10 +232,8 @@ class SkyPilot:
                 continue
             job = self.seen.get(self._name_of(run.folder))
             is_live = job is not None and job.is_live
-            if is_live and self._store.contents_of(run.folder).state == "finished":
-                continue  # it is about to leave the queue, and gives the last files back
             is_newest = is_live or _is_elsewhere(run)
-            self._store.fetch(run.folder, is_newest)
+            self._store.fetch(run.folder, is_newest, is_live)
             if job and job.reason and _is_elsewhere(run):
                 fault = Fault(
                     where=str(run),

@@ -114,16 +114,19 @@ class Store:
                 return  # deleted while it was read, as an old checkpoint: the next time is whole
             raise self._unreachable(error) from error
 
-    def fetch(self, folder: Path, is_newest: bool = True) -> bool:
+    def fetch(self, folder: Path, is_newest: bool = True, is_live: bool = False) -> bool:
         """Make a run folder equal to its copy in the store; True where there is one.
 
         A folder that is further than the copy stays as it is, unless ``is_newest`` says that only
         the copy can have gone on. One in which a process trains is left alone. A file that changes
-        while it is read is left out, and comes the next time.
+        while it is read is left out, and comes the next time. A copy that is finished while its job
+        ``is_live`` comes the next time as well: the job is about to give the last files back.
         """
         contents = self.contents_of(folder)
         if not contents.files:
             return False
+        if is_live and contents.state == "finished":
+            return True
         run = Run(folder)
         folder.mkdir(parents=True, exist_ok=True)
         FolderError.refuse(find_foreign_faults(folder))
