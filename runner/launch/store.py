@@ -118,9 +118,11 @@ class Store:
         """Make a run folder equal to its copy in the store; True where there is one.
 
         A folder that is further than the copy stays as it is, unless ``is_newest`` says that only
-        the copy can have gone on. One in which a process trains is left alone. A file that changes
-        while it is read is left out, and comes the next time. A copy that is finished while its job
-        ``is_live`` comes the next time as well: the job is about to give the last files back.
+        the copy can have gone on. One in which a process trains is left alone. While the job of the
+        run ``is_live``, a file that has changed since the contents were written comes the next
+        time, and so does a finished copy, whose last files are about to be given back. Of a job
+        that is gone such a file is newer than the contents, and is taken: nothing else has its
+        rows.
         """
         contents = self.contents_of(folder)
         if not contents.files:
@@ -141,10 +143,10 @@ class Store:
             there = (contents.state == "finished", contents.step, contents.updated)
             is_ahead = there > progress
             if is_newest or is_ahead or not (folder / "config.yaml").exists():
-                self._fetch_files(folder, contents)
+                self._fetch_files(folder, contents, is_live)
         return True
 
-    def _fetch_files(self, folder: Path, contents: "Contents") -> None:
+    def _fetch_files(self, folder: Path, contents: "Contents", is_live: bool) -> None:
         remote, _ = self._remote
         place = self.place_of(folder)
         local = {name: self._digest(folder / name) for name in _files_of(folder)}
@@ -156,7 +158,7 @@ class Store:
             part = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
             try:
                 remote.get_file(f"{place}/{name}", str(part))
-                if self._digest(part) == digest:
+                if not is_live or self._digest(part) == digest:
                     os.replace(part, target)
             except FileNotFoundError:
                 continue  # deleted since the contents were written
