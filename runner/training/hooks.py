@@ -1,13 +1,15 @@
 """The functions of ours that a trainer calls in the course of a training."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer
+
+from runner.config.experiment import LossPart
 
 Measure = Callable[[Trainer, str], dict[str, float]]
 
@@ -32,6 +34,8 @@ class Hooks:
     make_schedule: Callable[..., LRScheduler] | None = None
     # The user's own (``user_loss``), in place of the trainer's.
     loss: Callable[..., Tensor] | None = None
+    # Its keys of ours.
+    loss_part: LossPart = field(default_factory=LossPart)
     # True where the loss is no measure of held-out answers, and their cross-entropy is.
     reads_cross_entropy: bool = False
     # What the model's config says before the Trainer writes there what it needs in a training.

@@ -7,6 +7,7 @@ from runner.validate import adapter_parts, effect, parts, passed_on, strategy, t
 from runner.validate.context import ValidationContext
 from runner.validate.loss_parts import find_objective_faults
 from runner.validate.optimizer_parts import find_expression_faults, find_optimizer_faults
+from runner.validate.policy_loss import find_policy_loss_faults
 
 Check = Callable[[ValidationContext], Iterator[Fault]]
 
@@ -63,6 +64,7 @@ def find_combination_faults(context: ValidationContext) -> Iterator[Fault]:
             for check in FIELD_CHECKS:
                 yield from check(context)
     yield from find_objective_faults(context)
+    yield from find_policy_loss_faults(context)
 
 
 def find_useless_faults(context: ValidationContext) -> Iterator[Fault]:
