@@ -146,6 +146,8 @@ def expand(words: Sequence[str], menu: Options) -> list[str]:
             expanded.append(f"{key}={option}")
             inner_key = "model.path" if option == "model" else "path"  # that of reward=model
             expanded.append(f"{key}.{inner_key}={path}")
+        elif len(options) > 1:  # options and paths together, which is refused as it was typed
+            expanded.append(word)
         else:
             expanded.append(f"{key}{equals}{path}")
     return [quote_text(word) for word in latest(expanded)]
