@@ -77,6 +77,13 @@ def test_a_name_is_its_only_finished_run_or_the_best_of_several(lay):
     )
 
 
+def test_a_run_whose_name_has_letters_beyond_ascii_is_found(lay):
+    only = lay("données", "a-01")
+    for word in ("outputs/données", "${run:données}", "outputs/données/a-01"):
+        (run,) = composed("trainer=dpo", f"model={word}")
+        assert run.cfg["model"]["path"] == only
+
+
 @pytest.mark.parametrize(
     ("words", "key"),
     [
