@@ -60,7 +60,7 @@ def ascii_spelt(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
 
 
-def cut(text: str, size: int) -> str:
+def shortened_to(text: str, size: int) -> str:
     """The first letters of a text that take at most ``size`` bytes in the name of a file."""
     return text.encode(errors="replace")[:size].decode(errors="ignore")
 
@@ -90,7 +90,7 @@ def folder_name(path: str, spell: Callable[[str], str] = spelt) -> str:
     for part in reversed(path.lower().split("/")):
         for ending in reversed(ROW_ENDINGS):
             part = part.removesuffix(ending)
-        name = cut(spell(part), MAX_BYTES).strip("-._")
+        name = shortened_to(spell(part), MAX_BYTES).strip("-._")
         if name:
             return name
     return ""

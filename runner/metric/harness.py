@@ -26,7 +26,7 @@ class TaskScores:
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """How tasks are run: what the library is asked for, and where tasks of one's own lie."""
+    """The settings of tasks: what the library is asked for, and where tasks of one's own lie."""
 
     num_fewshot: int | None = None
     batch_size: int = 8

@@ -22,7 +22,7 @@ from typing import Any
 
 from runner.config.adapter_rate import FACTOR
 from runner.config.machines import processes_of
-from runner.config.run_name import PLACES, cut, folder_name, former_names, spelt
+from runner.config.run_name import PLACES, folder_name, former_names, shortened_to, spelt
 from runner.schema.literal import CONSTANT
 from runner.schema.modality import MODALITIES
 from runner.schema.text import Config, short_key
@@ -155,7 +155,7 @@ def label_of(overrides: Sequence[str], name: str = "") -> str:
         word = spelt(word).strip("-.")
         if label and len(f"{label}{word}".encode()) >= MAX_LABEL_BYTES:
             break
-        label = f"{label}+{cut(word, MAX_LABEL_BYTES)}"
+        label = f"{label}+{shortened_to(word, MAX_LABEL_BYTES)}"
     return label.strip("-.+") or "default"
 
 
