@@ -62,7 +62,7 @@ def ascii_spelt(text: str) -> str:
 
 def shortened_to(text: str, size: int) -> str:
     """The first letters of a text that take at most ``size`` bytes in the name of a file."""
-    return text.encode(errors="replace")[:size].decode(errors="ignore")
+    return text.encode()[:size].decode(errors="ignore")
 
 
 def name_of_path(path: object, spell: Callable[[str], str] = spelt) -> str:
