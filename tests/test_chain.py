@@ -10,12 +10,13 @@ from transformers import AutoModelForCausalLM
 
 from runner import __main__ as door
 from runner.command._trained_run import read_trained
+from runner.command._words import read_command_line
 from runner.errors import ConfigError, FolderError
 from runner.io.files import read_json, write_json
 from runner.launch.compose.stages import compose_runs
 from runner.run import Run, write_config
 from runner.run.inputs import check_fingerprints, read_fingerprints
-from runner.run.key import key_of
+from runner.run.key import folder_of, key_of
 
 TINY = "runner://model/tiny"
 LORA = {"_target_": "peft.LoraConfig"}
@@ -23,7 +24,7 @@ LORA = {"_target_": "peft.LoraConfig"}
 
 def composed(*words):
     """The runs of a command line, checked as the command checks them."""
-    line = door.read_command_line(words)
+    line = read_command_line(words)
     return compose_runs(line.overrides, line.folders)
 
 
@@ -175,7 +176,7 @@ def test_a_stage_means_the_same_before_the_one_below_it_has_trained(lay, tmp_pat
     assert [run.cfg["model"].get("merge") for run in before] == [None, None, True]
     for run in before:
         folder = Path(run.cfg["output_root"], run.cfg["name"])
-        name = next(iter(door.stages.folder_of(run.cfg, run.overrides).parts[2:]))
+        name = next(iter(folder_of(run.cfg, run.overrides).parts[2:]))
         laid = Run(folder / name)
         laid.model.mkdir(parents=True)
         write_config(laid.folder, run.cfg)

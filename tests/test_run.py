@@ -13,7 +13,8 @@ from laid import lay_run, set_status
 
 from runner.__main__ import main
 from runner.command.report import report
-from runner.config import compose, run_name
+from runner.config import run_name
+from runner.config.composition import compose
 from runner.config.experiment import Experiment
 from runner.config.menu import read_menu
 from runner.config.override import expand

@@ -13,7 +13,7 @@ from runner.launch.queue import Place, look, place_of, set_gone
 from runner.report.table import MAX_LINES
 from runner.run.record import RunRecord, find_runs
 from runner.schema.text import to_override
-from runner.validate import find_dangers
+from runner.validate.configuration import find_dangers
 from runner.validate.elsewhere import is_elsewhere
 
 

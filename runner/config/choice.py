@@ -13,7 +13,8 @@ from runner.config.groups import GROUPS
 from runner.config.menu import Options, takes_one
 from runner.config.override import HELD, find_place, is_experiment_file
 from runner.errors import Fault
-from runner.io.files import EXPERIMENT_FILES, HUB_NAME
+from runner.io.files import HUB_NAME
+from runner.io.filetype import EXPERIMENT_FILES
 from runner.schema.did_you_mean import best_guess, files_beside, nearest
 from runner.schema.read import read_signature
 from runner.schema.source import public_names

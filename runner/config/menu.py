@@ -12,7 +12,6 @@ from runner.io.files import MENU
 from runner.schema.text import LOADER
 
 FOLDER_FLAGS = ("--config-dir", "-cd")
-NO_FOLDER = "none"  # in place of a folder of --config-dir
 
 Options = dict[str, list[str]]  # the names of the options of each group
 
@@ -28,33 +27,6 @@ def read_menu(folders: Sequence[Path] = ()) -> Options:
     for group in sorted(options):
         sorted_options[group] = sorted(options[group])
     return sorted_options
-
-
-def find_menu_here() -> Path | None:
-    """``conf/`` in the working folder, where it holds options of groups and is not the menu itself.
-
-    It counts as a folder of ``--config-dir``.
-    """
-    folder = Path("conf")
-    if not folder.is_dir() or folder.resolve() == MENU.resolve():
-        return None
-    for file in folder.glob("*/*.yaml"):
-        if (MENU / file.parent.name).is_dir():
-            return folder
-    return None
-
-
-def searched_folders(typed: Sequence[Path]) -> list[Path]:
-    """The user's folders that are searched: those of ``--config-dir``, or else the one found here.
-
-    None are, where ``none`` was typed for a folder.
-    """
-    if list(map(str, typed)) == [NO_FOLDER]:
-        return []
-    here = find_menu_here()
-    if here is not None and not typed:
-        return [here]
-    return list(typed)
 
 
 @cache

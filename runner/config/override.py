@@ -13,8 +13,7 @@ from runner.config.dialect import find_meanings
 from runner.config.groups import SEVERAL
 from runner.config.menu import Options
 from runner.errors import ConfigError, Fault
-from runner.io.files import EXPERIMENT_FILES
-from runner.io.filetype import ROW_ENDINGS
+from runner.io.filetype import EXPERIMENT_FILES, ROW_ENDINGS
 from runner.io.secrets import form_of
 from runner.schema.did_you_mean import respellings, seen_letters
 from runner.schema.literal import to_text
