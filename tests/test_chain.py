@@ -78,6 +78,13 @@ def test_a_name_is_its_only_finished_run_or_the_best_of_several(lay):
     )
 
 
+def test_a_run_whose_name_has_letters_beyond_ascii_is_found(lay):
+    only = lay("données", "a-01")
+    for word in ("outputs/données", "${run:données}", "outputs/données/a-01"):
+        (run,) = composed("trainer=dpo", f"model={word}")
+        assert run.cfg["model"]["path"] == only
+
+
 @pytest.mark.parametrize(
     ("words", "key"),
     [
@@ -100,6 +107,22 @@ def test_a_run_may_stand_wherever_a_model_does(lay, words, key):
     for name in key.split("."):
         node = node[name]
     assert node == judge
+
+
+def test_a_run_among_options_is_refused_as_it_was_typed(lay):
+    """A sweep over options takes no paths; the fault has neither a reference nor its quoting."""
+    lay("judge", "a-01")
+    lay("judge", "b-02")
+    for words in (
+        ("model=tiny,outputs/judge",),
+        ("trainer=grpo", "reward=sorted_digits,outputs/judge"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            composed(*words)
+        *_, told = error.value.faults
+        assert told.found.startswith("no option 'outputs/judge'")
+        assert "best" not in str(error.value)
+        composed(*words[:-1], *told.fix.split())
 
 
 # --- An adapter as the start --------------------------------------------------------------------

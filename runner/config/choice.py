@@ -170,12 +170,13 @@ def _meant_option(group: str, name: str, menu: Options, meanings: Sequence[Meani
                 return as_typed(meaning.words)
     if group == "model" and os.path.isdir(f"outputs/{name}"):  # runs of this name
         return f"model.path='${{run:{name}}}'"
-    option, path = find_place(group, name, menu)
+    option, _ = find_place(group, name, menu)
     near = best_guess(name, options)
     if group in HELD and not near and HUB_NAME.fullmatch(name):
         option = option or "hub"
     if option:
-        return f"{group}={option} {group}.path={path}"
+        inner_key = "model.path" if group == "reward" else "path"
+        return f"{group}={option} {group}.{inner_key}={name}"
     target = _find_target(name) if group in GROUPS else ""
     if target:
         package = target.partition(".")[0]

@@ -1,6 +1,6 @@
 """The menu of configs: the options that each group of a configuration offers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,15 @@ def read_options(group: str) -> dict[str, Any]:
     for file in sorted(MENU.glob(f"{group}/*.yaml")):
         options[file.stem] = yaml.load(file.read_bytes(), LOADER) or {}
     return options
+
+
+def option_of(group: str, target: object) -> str:
+    """The option of the menu whose node has this ``_target_``; empty for no such one."""
+    for name, content in read_options(group).items():
+        node = content.get(group, content)
+        if target and isinstance(node, Mapping) and node.get("_target_") == target:
+            return name
+    return ""
 
 
 def takes_one(group: str) -> bool:
