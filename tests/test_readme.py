@@ -208,5 +208,6 @@ def test_the_chain_of_the_first_page_runs(tmp_path, monkeypatch):
     commands = [shlex.split(line, comments=True)[3:] for line in block.splitlines()]
     trainings = [words for words in commands if words[0].startswith("name=")]
     assert len(trainings) == 2
+    few = ("trainer.args.max_steps=2", "dataset.limit.train=32", "dataset.limit.eval=4")
     for words in trainings:
-        assert main([*words, "trainer.args.max_steps=2"]) == 0
+        assert main([*words, *few]) == 0

@@ -36,28 +36,38 @@ QUICK = (
 )
 
 
+def write_stages(folder, stages, name="chain", **keys):
+    """Write a user's staged experiment in a config folder."""
+    path = folder / "experiment" / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    node = {"defaults": [{"override /dataset": "toy_sort"}], "name": name, "stages": stages} | keys
+    path.write_text("# @package _global_\n" + yaml.safe_dump(node, sort_keys=False))
+
+
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Write a user's staged experiment in a config folder; return the words that choose it."""
+    """Write a staged experiment in the working folder; return the words that choose it."""
     monkeypatch.chdir(tmp_path)
 
     def write(stages, name="chain", **keys):
-        path = tmp_path / "mine" / "experiment" / f"{name}.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        node = {
-            "defaults": [{"override /dataset": "toy_sort"}],
-            "name": name,
-            "stages": stages,
-        } | keys
-        path.write_text("# @package _global_\n" + yaml.safe_dump(node, sort_keys=False))
+        write_stages(tmp_path / "mine", stages, name, **keys)
         return (f"experiment={name}", "--config-dir", "mine")
 
     return write
 
 
+@pytest.fixture(scope="module")
+def folder_of_the_chain(tmp_path_factory):
+    """One folder for all tests, so that Hydra composes its stages once."""
+    folder = tmp_path_factory.mktemp("chain")
+    write_stages(folder, CHAIN)
+    return folder
+
+
 @pytest.fixture
-def chain(write):
-    return write(CHAIN)
+def chain(folder_of_the_chain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return ("experiment=chain", "--config-dir", str(folder_of_the_chain))
 
 
 def composed(*words):
@@ -91,7 +101,7 @@ def test_a_dry_run_prints_every_stage_in_order_and_makes_nothing(chain, tmp_path
     assert [line[:32].split("/")[:2] for line in lines] == [
         ["new       outputs", f"chain-{stage}"] for stage in ("sft", "judge", "rl")
     ]
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -277,7 +287,7 @@ def test_faults_of_all_stages_are_reported_at_once_and_nothing_starts(chain, tmp
         "model.path=x",
     ):
         assert part in stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
