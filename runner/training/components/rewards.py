@@ -9,10 +9,12 @@ from runner.config.experiment import Experiment
 from runner.generate.reward_model import ModelReward
 from runner.model.chat import set_template
 from runner.reward.outcome import ScoringModel, load_reward_model
-from runner.reward.panel import RewardTracker, to_scorer
+from runner.reward.panel import RewardTracker, ScoredCompletions, to_scorer
 from runner.reward.reading import REWARD_KEY
+from runner.run import Run
 from runner.training.components.scorers import Reward, build_scorer
 from runner.training.components.tools import has_tools
+from runner.training.step_samples import StepSamples
 
 
 @dataclass(frozen=True)
@@ -94,3 +96,12 @@ def to_model_rewards(
             rewards.functions[index] = model
             models.append(model)
     return models
+
+
+def build_samples(
+    run: Run, tokenizer: PreTrainedTokenizerBase, rewards: BuiltRewards
+) -> StepSamples:
+    """The notes from which a few of the completions are written that a run learns from."""
+    scored = rewards.panel.scored if rewards.panel else ScoredCompletions()
+    weights = {name: part.weight for name, part in run.experiment.rewards.items()}
+    return StepSamples(run.folder / "completions.jsonl", tokenizer, scored, weights)
