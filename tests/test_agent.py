@@ -566,9 +566,7 @@ def test_a_stopped_agent_resumes_to_the_same_bits(called, mine):
     assert called(*words, name="stopped").code == 0
     weights = [done.run.model / "model.safetensors" for done in (uninterrupted, stopped)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
-    rows = [
-        (done.run.folder / "completions.jsonl").read_bytes() for done in (uninterrupted, stopped)
-    ]
+    paths = [done.run.folder / "completions.jsonl" for done in (uninterrupted, stopped)]
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert [row["step"] for row in read_rollouts(stopped.run.folder)][-1] == 3
 
