@@ -154,10 +154,11 @@ class Scorer:
     per_step: bool = False  # a list of numbers for a completion is allowed
     tracker: RewardTracker | None = None
     group: str = "reward"
+    where: str = ""  # its key in the configuration, where that is not its name in the group
 
     def __post_init__(self) -> None:
         self.__name__ = self.name
-        self.where = f"{self.group}.{self.name}"
+        self.where = self.where or f"{self.group}.{self.name}"
         if self.tracker is not None:
             self.tracker.earned[self.name] = []
 

@@ -40,15 +40,16 @@ def build_rewards(experiment: Experiment, args: TrainingArguments | None = None)
     is_single = "_target_" in (experiment.node.get("reward") or {})
     for name, part in experiment.rewards.items():
         reward = build_scorer(part, random_head=random_head)
+        key = "reward" if is_single else f"reward.{name}"
         if isinstance(reward, nn.Module):
-            key = "reward" if is_single else f"reward.{name}"
             setattr(reward, REWARD_KEY, key)
-        _check_template(reward, f"reward.{name}.path")
+        _check_template(reward, f"{key}.path")
         if isinstance(reward, nn.Module) and not per_step:  # a ModelReward will ask and watch it
             panel.earned[name] = []
             rewards.append(reward)
         else:
-            scorer = to_scorer(name, reward, timeout=part.timeout, per_step=per_step, tracker=panel)
+            options = {"timeout": part.timeout, "per_step": per_step, "where": key}
+            scorer = to_scorer(name, reward, tracker=panel, **options)
             rewards.append(scorer)
         weights.append(float(part.weight))
     path = getattr(args, "reward_model_path", None)
