@@ -5,11 +5,11 @@ import re
 import pytest
 import yaml
 
-from runner import config
 from runner.__main__ import main
-from runner.config import compose
+from runner.config.composition import compose
 from runner.config.experiment import AdapterPart
 from runner.config.menu import read_options
+from runner.config.user_folder import use_folders
 from runner.errors import ConfigError
 from runner.importers.foreign_file import read_file
 from runner.importers.translate import translate
@@ -86,7 +86,7 @@ def test_a_rate_in_a_file_of_the_users_own_is_left(tmp_path):
         ):
             rates[words[0]] = compose([*words, *HUB], [tmp_path]).cfg["learning_rate"]
     finally:
-        config.use_folders([])
+        use_folders([])
     assert rates == {
         "trainer=mine": 7e-6,
         "experiment=named": 3e-6,

@@ -209,7 +209,7 @@ def test_words_of_rows_are_none_of_a_chat(talk):
 def test_an_answer_is_told_piece_by_piece_and_kept(model, tokenizer):
     shown: list = []
     conversation = open_chat(model, tokenizer, shown)
-    conversation.instruct("Be kind.")
+    conversation.system = "Be kind."
     assert conversation.answer(QUESTION) == "stop"
     assert len(shown) > 3
     kept = conversation.turns[-1]
@@ -254,11 +254,36 @@ def test_a_system_prompt_that_no_model_would_see_is_refused(model, tokenizer):
     )
     tokenizer.chat_template = template
     with pytest.raises(ConfigError, match="leaves it out"):
-        conversation.instruct("Be kind.")
+        conversation.check_system("Be kind.")
     tokenizer.chat_template = "{{ raise_exception('no system turn') }}"
     with pytest.raises(ConfigError, match="no system turn"):
-        conversation.instruct("Be kind.")
-    assert conversation.system == ""
+        conversation.check_system("Be kind.")
+
+
+def test_both_models_of_a_chat_get_a_system_prompt_or_none_does(model, tokenizer, tmp_path, capsys):
+    """``/system`` reaches the prompts of both; where one refuses it, the other keeps its own."""
+    prompts: list = []
+
+    def listening(texts, how, noise_BR):
+        prompts.extend(tokenizer.decode(ids) for ids in texts)
+        return Responses([torch.tensor([how.stop_ids[0]])], [torch.zeros(1)])
+
+    other_tokenizer = AutoTokenizer.from_pretrained(TINY)
+    conversations = [
+        open_chat(model, tokenizer, [], sampler=listening),
+        open_chat(model, other_tokenizer, [], sampler=listening),
+    ]
+    file = tmp_path / "chat.jsonl"
+    assert not chat._obey("/system Be kind.", conversations, file)
+    assert capsys.readouterr().out == "system    Be kind.\n"
+    for conversation in conversations:
+        conversation.answer(QUESTION)
+    assert len(prompts) == 2
+    assert all("Be kind." in prompt for prompt in prompts)
+    other_tokenizer.chat_template = "{{ raise_exception('no system turn') }}"
+    with pytest.raises(ConfigError, match="tiny: the chat template refuses it: no system turn"):
+        chat._obey("/system Be brief.", conversations, file)
+    assert [conversation.system for conversation in conversations] == ["Be kind."] * 2
 
 
 def test_calls_of_tools_are_made_and_shown(model, tokenizer):
@@ -293,7 +318,7 @@ def test_a_saved_chat_is_a_dataset(model, tokenizer, tmp_path, monkeypatch, caps
     assert not file.exists()
     conversation.answer(QUESTION)
     chat._save([conversation], file)
-    conversation.instruct("Be kind.")
+    conversation.system = "Be kind."
     chat._save([conversation], file)
     assert "dataset=chats/chat.jsonl" in capsys.readouterr().out
     (run,) = compose_runs(

@@ -9,7 +9,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from runner.config import compose
+from runner.config.composition import compose
 from runner.config.experiment import Experiment
 from runner.errors import ConfigError, DataError, EnvironmentFault
 from runner.io.files import shipped

@@ -13,8 +13,7 @@ from runner.config.dialect import find_meanings
 from runner.config.groups import SEVERAL
 from runner.config.menu import Options
 from runner.errors import ConfigError, Fault
-from runner.io.files import EXPERIMENT_FILES
-from runner.io.filetype import ROW_ENDINGS
+from runner.io.filetype import EXPERIMENT_FILES, ROW_ENDINGS
 from runner.io.secrets import form_of
 from runner.schema.did_you_mean import respellings, seen_letters
 from runner.schema.literal import to_text
@@ -49,6 +48,8 @@ MAX_LETTERS = 300  # of a word that a fault repeats
 # Keys that may hold a run in the place of its model.
 OF_MODELS = re.compile(r"(^|(?<!dataset)[._])(path|model|reward)$")
 REFERENCES = ("${run:", "${best:")  # begin the name of a run
+# A reference to a name with letters that OmegaConf's grammar does not know without quotes.
+REFERENCE_BEYOND_ASCII = re.compile(r"""\$\{(run|best):([^"'{}]*[^\x00-\x7f"'{}][^"'{}]*)\}""")
 
 
 def dotted_key(override: str) -> str:
@@ -103,7 +104,10 @@ def quote_text(word: str) -> str:
     ("dataset.split.train='train[:500]'", 'allow=[a]')
     >>> quote_text("metric.exact.on=[a,é b]"), quote_text("model.tokenizer.pad_token=[PAD]")
     ("metric.exact.on=[a,'é b']", "model.tokenizer.pad_token='[PAD]'")
+    >>> quote_text("model.path=${run:é}")
+    'model.path=${run:"é"}'
     """
+    word = REFERENCE_BEYOND_ASCII.sub(r'${\1:"\2"}', word)
     key, _, value = word.partition("=")
     quoted = f"{key}='{value}'"
     if key.endswith("_token") and value.startswith("["):
@@ -146,6 +150,8 @@ def expand(words: Sequence[str], menu: Options) -> list[str]:
             expanded.append(f"{key}={option}")
             inner_key = "model.path" if option == "model" else "path"  # that of reward=model
             expanded.append(f"{key}.{inner_key}={path}")
+        elif len(options) > 1:  # options and paths together, which is refused as it was typed
+            expanded.append(word)
         else:
             expanded.append(f"{key}{equals}{path}")
     return [quote_text(word) for word in latest(expanded)]

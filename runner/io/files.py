@@ -28,8 +28,6 @@ PACKAGE = Path(__file__).resolve().parent.parent
 # A checkout has the menu of configs beside the package; a wheel carries it inside.
 MENU = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 SHIPPED = "runner://"
-# Endings of files with an experiment, ours or another tool's.
-EXPERIMENT_FILES = (".yaml", ".yml", ".json", ".sh", ".bash")
 HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]{1,96}")  # of a model or a dataset
 # Names that a process which was killed has left: of a file while it was written ...
 LEFT_BY_WRITES = re.compile(r"\..+\.(json|jsonl|yaml)\.[0-9a-f]{16}")
