@@ -426,8 +426,9 @@ class Experiment(Part):
 
     @cached_property
     def rewards(self) -> dict[str, RewardPart]:
-        """The rewards by their names; a single one is called ``reward``."""
-        nodes = self.group("reward")
+        """The rewards by their names; a single one is called as its function is."""
+        node = self.node.get("reward") or {}
+        nodes = named(node, str(node.get("_target_")).rpartition(".")[2])
         return {name: RewardPart.read(node) for name, node in nodes.items()}
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -12,6 +12,19 @@ from transformers import Trainer
 from runner.io.turns import Row
 
 Measure = Callable[[Trainer, str], dict[str, float]]
+
+
+class SampleNotes(Protocol):
+    """Notes of the completions that are trained on (``step_samples``)."""
+
+    def begin(self, trainer: Trainer) -> None:
+        """The step of a micro-batch begins."""
+
+    def add_batch(self, batch: Any) -> None:
+        """The loss of a micro-batch is computed next, which the trainer has prepared."""
+
+    def write(self, trainer: Trainer) -> None:
+        """The figures of a step are logged next."""
 
 
 @dataclass
@@ -28,6 +41,7 @@ class Hooks:
     on_loss: Callable[[Trainer, Any, Tensor], None] | None = None
     # ``on_log(logs, step)`` may change what is logged.
     on_log: Callable[[dict[str, float], int], None] | None = None
+    samples: SampleNotes | None = None
     # The mean of each reward since it was called last.
     reward_means: Callable[[], dict[str, float]] | None = None
     # The rows of the batch that the trainer was given, for whoever samples for it.
