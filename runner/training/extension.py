@@ -60,7 +60,8 @@ class BeforeTrainer(Trainer):
         self, model: nn.Module, inputs: Any, *args: object, **kwargs: object
     ) -> Tensor:
         """Take the trainer's own step, and report its loss, however seldom it is logged."""
-        loss = super().training_step(model, inputs, *args, **kwargs)
+        with self.hooks.sampling(self, False):
+            loss = super().training_step(model, inputs, *args, **kwargs)
         if self.hooks.on_loss is not None:
             self.hooks.on_loss(self, inputs, loss)
         return loss
@@ -72,7 +73,10 @@ class BeforeTrainer(Trainer):
         self.is_measuring = True
         if self.hooks.evaluates:
             self.hooks.on_evaluate("evaluating")
-            output = self._evaluate_by_sums(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+            with self.hooks.sampling(self, True):
+                output = self._evaluate_by_sums(
+                    *args, metric_key_prefix=metric_key_prefix, **kwargs
+                )
         else:
             output = EvalLoopOutput(predictions=None, label_ids=None, metrics={}, num_samples=0)
         if self.hooks.measure is not None and metric_key_prefix.startswith("eval"):

@@ -1,6 +1,7 @@
 """The functions of ours that a trainer calls in the course of a training."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer
 
 Measure = Callable[[Trainer, str], dict[str, float]]
+SamplingContext = Callable[[Trainer, bool], AbstractContextManager[None]]
 
 
 @dataclass
@@ -20,6 +22,8 @@ class Hooks:
     evaluates: bool = True
     # ``measure(trainer, prefix)``: figures that join those of an evaluation.
     measure: Measure | None = None
+    # ``sampling(trainer, is_evaluation)``: the context in which the trainer samples.
+    sampling: SamplingContext = lambda trainer, is_evaluation: nullcontext()
     # ``on_evaluate(part)``: a part of an evaluation begins.
     on_evaluate: Callable[[str], None] = lambda part: None
     # ``on_loss(trainer, batch, loss)``: each micro-batch with its loss.
