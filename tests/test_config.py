@@ -441,9 +441,9 @@ def test_null_is_not_the_default_of_a_key_that_may_be_null():
     assert experiment.rewards["usual"].timeout == RewardPart.timeout == 1800
 
 
-def test_a_single_part_has_the_name_of_its_group():
+def test_a_single_reward_has_the_name_of_its_function():
     node = {"_target_": "runner.reward.rule.length", "weight": 2.0}
-    assert Experiment.read({"reward": node}).rewards["reward"].weight == 2.0
+    assert Experiment.read({"reward": node}).rewards["length"].weight == 2.0
     assert Experiment.read({"reward": {"short": node}}).rewards["short"].weight == 2.0
 
 

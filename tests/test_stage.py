@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from runner import __main__ as door
+from runner.command._words import read_command_line
 from runner.config import composition
 from runner.errors import ConfigError
 from runner.io.files import MENU, files_of, read_json, write_json
@@ -72,7 +73,7 @@ def chain(folder_of_the_chain, tmp_path, monkeypatch):
 
 def composed(*words):
     """Each stage's configuration by its name, checked as the command checks it."""
-    line = door.read_command_line(words)
+    line = read_command_line(words)
     return {run.stage: run.cfg for run in compose_runs(line.overrides, line.folders)}
 
 
@@ -129,12 +130,12 @@ def test_a_stage_knows_the_folder_of_an_earlier_one_before_that_has_trained(chai
 )
 @pytest.mark.slow
 def test_a_changed_stage_and_those_that_depend_on_it_are_other_runs(chain, word, same):
-    line = door.read_command_line(chain)
+    line = read_command_line(chain)
     folders = [
         open_run(run.cfg, run.overrides).folder
         for run in compose_runs(line.overrides, line.folders)
     ]
-    line = door.read_command_line([*chain, word])
+    line = read_command_line([*chain, word])
     now = [folder_of(run.cfg, run.overrides) for run in compose_runs(line.overrides, line.folders)]
     assert [
         folder == same_folder.absolute() for folder, same_folder in zip(folders, now, strict=True)
