@@ -8,6 +8,7 @@ from runner.validate.context import ValidationContext
 from runner.validate.environment_parts import find_episode_faults
 from runner.validate.loss_parts import find_objective_faults
 from runner.validate.optimizer_parts import find_expression_faults, find_optimizer_faults
+from runner.validate.sampler_parts import find_sampler_faults
 
 Check = Callable[[ValidationContext], Iterator[Fault]]
 
@@ -29,6 +30,7 @@ PART_CHECKS: list[Check] = [
     strategy.find_group_size_faults,
     find_optimizer_faults,
     find_expression_faults,
+    find_sampler_faults,
     training_fields.find_direction_faults,
     training_fields.find_best_model_faults,
 ]

@@ -33,7 +33,7 @@ from runner.training.components.evaluation import build_measure
 from runner.training.components.held_out_engine import HeldOutEngine
 from runner.training.components.model import build_model
 from runner.training.components.rehearsal import blaming, rehearse_components
-from runner.training.components.rewards import build_rewards, to_model_rewards
+from runner.training.components.rewards import build_rewards, build_samples, to_model_rewards
 from runner.training.components.row_order import group_lengths
 from runner.training.components.scorers import build_metrics
 from runner.training.components.token_weights import (
@@ -48,6 +48,7 @@ from runner.training.components.trainer_parts import (
     build_collator,
     build_loss,
     optimizer_maker,
+    sampling_context,
     schedule_maker,
 )
 from runner.training.components.training_rows import (
@@ -118,9 +119,11 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     engine = HeldOutEngine(is_wanted=experiment.engine == "vllm")
     hooks = Hooks(
         evaluates=part.evaluates,
+        sampling=sampling_context(experiment),
         measure=build_measure(run, tokenizer, metrics, agent, halvings, engine.sampler_of),
         on_loss=health.observe_loss,
         on_log=functools.partial(adjust_logs, adjustments) if adjustments else None,
+        samples=build_samples(run, tokenizer, rewards),
         reward_means=rewards.panel.pop_means if rewards.panel else None,
         make_optimizer=optimizer_maker(experiment.optimizer),
         make_schedule=schedule_maker(experiment.optimizer),
