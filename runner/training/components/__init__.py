@@ -11,10 +11,8 @@ from runner.config.build import build
 from runner.config.experiment import Experiment
 from runner.dataset.weigh import carries_weights
 from runner.errors import ConfigError, Fault, own_place, reason_of
-from runner.generate.episode import Environment
 from runner.generate.sampler import Model
 from runner.io.terminal import mute_libraries
-from runner.model.chat import check_calls
 from runner.model.check import no_stop_strings
 from runner.model.encoding import processor_of
 from runner.run import Run
@@ -88,9 +86,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     agent = agent_of(part, functions)
     rewards = build_rewards(experiment, args, agent)
     reward_models = to_model_rewards(rewards, tokenizer, args)
-    if agent and isinstance(agent.environments, Environment) and agent.environments.has_tools:
-        check_calls(tokenizer)
-    if are_chats(experiment, args, tokenizer, rows.train):
+    if are_chats(experiment, args, tokenizer, rows.train, agent):
         rows = check_chats(experiment, tokenizer, rows)
         if any(map(carries_weights, rows.sets)):
             experiment = with_turn_weights(experiment, args, rows.train)
