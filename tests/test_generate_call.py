@@ -22,7 +22,7 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from runner.config import compose
+from runner.config.composition import compose
 from runner.generate import generate_call
 from runner.generate.generate_call import find_lack, generating
 from runner.generate.padding import pad

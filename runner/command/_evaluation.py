@@ -13,7 +13,7 @@ from runner.command.evaluate_options import Options
 from runner.dataset.form import fits
 from runner.errors import ConfigError, Fault, check_library
 from runner.generate.held_out_rows import find_prompt_fault
-from runner.metric.harness import check_folder
+from runner.metric.harness import check_tasks_folder
 from runner.schema.text import Node
 from runner.validate.mismatches import find_metric_faults
 
@@ -57,8 +57,7 @@ def _check_tasks(request: Request) -> None:
                 fix="lm_eval=[arc_easy,hellaswag]",
             )
         )
-    if options.include_path is not None:
-        check_folder(options.include_path, options.trust_remote_code)
+    check_tasks_folder(options)
     check_library("lm_eval", "lm_eval")
 
 

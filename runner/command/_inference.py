@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from runner.command._ask_options import AskOptions, ModelOptions
 from runner.config.experiment import Experiment
+from runner.config.run_name import ascii_spelt
 from runner.errors import DataError
 from runner.generate.held_out_rows import Rows, read_sets
 from runner.run import Run
@@ -73,7 +73,7 @@ class ModelRequest(Generic[Meant]):
         from runner.training.components.tools import agent_of, build_functions
 
         trainer = self.experiment.trainer
-        return agent_of(trainer, build_functions(trainer))
+        return agent_of(trainer, build_functions(trainer, self.experiment.environment))
 
     def folder(self, name: str) -> Path:
         """The folder of this name for what is written: in the run, or beside the runs."""
@@ -134,10 +134,10 @@ class InferenceRequest(ModelRequest[Options]):
             )
         except DataError as error:
             if options.file is not None:  # which was typed in the place of dataset.path
-                faults = []
-                for fault in error.faults:
-                    faults.append(replace(fault, fix=fault.fix.replace("dataset.path=", "file=")))
-                error.faults = faults
+                error.faults = [
+                    replace(fault, fix=fault.fix.replace("dataset.path=", "file="))
+                    for fault in error.faults
+                ]
             raise
 
     def build_generator(self, model: Model, tokenizer: PreTrainedTokenizerBase) -> TextGenerator:
@@ -191,4 +191,4 @@ def functions_of(trainer: Node) -> dict[str, Any]:
 
 def to_file_name(text: str) -> str:
     """A text as a part of a file's name, with no letter in it that leads elsewhere."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")
+    return ascii_spelt(text).strip("-.")

@@ -25,9 +25,9 @@ from runner.command._inference import (
     with_defaults,
 )
 from runner.command._option import SplitWords, options_in, split_options, to_record
-from runner.config import resolve
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key, force, parse, typed_keys
+from runner.config.resolution import resolve
 from runner.errors import ConfigError, Fault, check_library
 from runner.launch.compose.references import draft
 from runner.run import Run
@@ -35,7 +35,7 @@ from runner.run.record import RunRecord, check_whole, find_runs
 from runner.run.weights import find_weights
 from runner.schema.source import has_method
 from runner.schema.text import Config
-from runner.validate import find_all_faults, find_forbidden
+from runner.validate.configuration import find_all_faults, find_forbidden
 from runner.validate.hub_names import settle_hub
 
 # The parts of a configuration that are used, and the keys of its top level.

@@ -43,7 +43,7 @@ def prepare_start(run: Run, components: Components, source: Run | None) -> None:
 
 def _record_start(run: Run, components: Components, source: Run | None) -> None:
     """Write the facts of this start into the manifest; FolderError where the source's differ."""
-    facts = collect_facts(components)
+    facts = collect_facts(components, run.experiment)
     manifest = run.manifest()
     if source:
         FolderError.refuse(find_other_facts(source.manifest(), facts))

@@ -16,6 +16,7 @@ from runner.config.environment_variables import find_variable_faults
 from runner.config.resolution import Composed
 from runner.dataset.dataset_check import DatasetCheck, check_dataset
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, name_jobs
+from runner.io.temporary import uncollected
 from runner.run import Run
 from runner.run.key import canonical_text, folder_of
 from runner.schema.text import Config
@@ -136,6 +137,7 @@ def _select_parts(cfg: Config) -> Config:
     return {**parts, "trainer": {**trainer, "args": fields}}
 
 
+@uncollected()  # the trees of the sources that are read all stay
 def _find_part_faults(cfg: Config, planned: Collection[Path]) -> PartFaults:
     """The faults of the parts of a run that could not be had, or do not fit each other.
 

@@ -22,8 +22,8 @@ from runner.launch.compose.references import References
 from runner.launch.compose.staged_experiment import LAID_OVER, StagedExperiment, read_experiment
 from runner.run.continuation import find_resume_faults
 from runner.run.key import folder_of
-from runner.validate import find_all_faults
 from runner.validate.adapter_start import leaves_adapter, settle_start
+from runner.validate.configuration import find_all_faults
 from runner.validate.mismatches import find_mismatches
 
 TYPED_FIX = re.compile(r"[A-Za-z_][\w.]*=")  # a fix of words to type
