@@ -268,6 +268,15 @@ def test_a_template_of_a_reward_model_that_grows_is_refused(tmp_path, loader):
             build_rewards(Experiment.read(cfg))
 
 
+def test_a_single_reward_has_the_name_of_its_function_and_the_key_that_is_typed():
+    cfg = {"reward": {"_target_": "runner.reward.rule.length"}}
+    (scorer,) = build_rewards(Experiment.read(cfg)).functions
+    assert (scorer.__name__, scorer.where) == ("length", "reward")
+    cfg = {"reward": {"near": {"_target_": "runner.reward.rule.length"}}}
+    (scorer,) = build_rewards(Experiment.read(cfg)).functions
+    assert (scorer.__name__, scorer.where) == ("near", "reward.near")
+
+
 def stepper(folder, kind):
     torch.manual_seed(0)
     model = kind.from_pretrained(TINY, num_labels=2).eval()

@@ -239,7 +239,7 @@ def replace_rows(path: Path, rows: Sequence[JsonObject], *, same: Sequence[str] 
     if not rows:
         return
     step = rows[0]["step"]
-    replaced = {tuple(row[key] for key in same) for row in rows}
+    replaced = {tuple(row.get(key) for key in same) for row in rows}
     with open_own(path, "r+b") as file:
         later_rows = _seek_behind(file, step - 1)
         lines = []

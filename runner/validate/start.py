@@ -34,7 +34,17 @@ from runner.validate.row_columns import find_column_faults
 from runner.validate.versions import find_absent_requirements, find_other_versions
 
 # What the check of rows and models reads of a configuration, which most jobs of a sweep share.
-GROUPS = ("dataset", "model", "peft", "reward", "metric", "tolerate", "weight", "optimizer")
+GROUPS = (
+    "dataset",
+    "environment",
+    "model",
+    "peft",
+    "reward",
+    "metric",
+    "tolerate",
+    "weight",
+    "optimizer",
+)
 FIELDS = (
     "_target_",
     "max_length",

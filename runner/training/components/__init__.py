@@ -28,11 +28,12 @@ from runner.training.callback.user import build_callbacks, parts_for_callbacks
 from runner.training.checkpoint import Seal
 from runner.training.components.args import build_args
 from runner.training.components.chat_rows import are_chats, check_chats
+from runner.training.components.environment import fit_environment
 from runner.training.components.evaluation import build_measure
 from runner.training.components.held_out_engine import HeldOutEngine
 from runner.training.components.model import build_model
 from runner.training.components.rehearsal import blaming, rehearse_components
-from runner.training.components.rewards import build_rewards, to_model_rewards
+from runner.training.components.rewards import build_rewards, build_samples, to_model_rewards
 from runner.training.components.row_order import group_lengths
 from runner.training.components.scorers import build_metrics
 from runner.training.components.token_weights import (
@@ -47,6 +48,7 @@ from runner.training.components.trainer_parts import (
     build_collator,
     build_loss,
     optimizer_maker,
+    sampling_context,
     schedule_maker,
 )
 from runner.training.components.training_rows import (
@@ -80,9 +82,11 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     tokenizer = build(experiment.model.tokenizer)
     rules = build_rules(experiment.weights)
     rows = load_training_rows(experiment, columns_asked_for(rules))
-    rewards = build_rewards(experiment, args)
+    functions = build_functions(part, experiment.environment)
+    agent = agent_of(part, functions)
+    rewards = build_rewards(experiment, args, agent)
     reward_models = to_model_rewards(rewards, tokenizer, args)
-    if are_chats(experiment, args, tokenizer, rows.train):
+    if are_chats(experiment, args, tokenizer, rows.train, agent):
         rows = check_chats(experiment, tokenizer, rows)
         if any(map(carries_weights, rows.sets)):
             experiment = with_turn_weights(experiment, args, rows.train)
@@ -95,8 +99,6 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     # Models, and what asks them.
     models = build_model(experiment, tokenizer, args)
     _check_stop_strings(experiment, args, models.policy)
-    functions = build_functions(part)
-    agent = agent_of(part, functions)
     parts = parts_for_callbacks(run, tokenizer, rows.train, rows.held_out, agent)
     loads_by_path = upstream.takes_path(read_signature(part.target))
     offered: OfferedParts = {
@@ -117,9 +119,11 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     engine = HeldOutEngine(is_wanted=experiment.engine == "vllm")
     hooks = Hooks(
         evaluates=part.evaluates,
+        sampling=sampling_context(experiment),
         measure=build_measure(run, tokenizer, metrics, agent, halvings, engine.sampler_of),
         on_loss=health.observe_loss,
         on_log=functools.partial(adjust_logs, adjustments) if adjustments else None,
+        samples=build_samples(run, tokenizer, rewards),
         reward_means=rewards.panel.pop_means if rewards.panel else None,
         make_optimizer=optimizer_maker(experiment.optimizer),
         make_schedule=schedule_maker(experiment.optimizer),
@@ -128,6 +132,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         use_cache=getattr(models.policy.config, "use_cache", None),
     )
     with _refusals_of("trainer"), blaming(run):
+        functions = fit_environment(part, functions, agent, args, hooks)
         trainer = build_trainer(experiment, {**offered, **functions}, hooks, rules)
     for reward_model in reward_models:
         reward_model.place(trainer)
