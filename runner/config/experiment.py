@@ -162,6 +162,26 @@ class DatasetPart(Part):
 
 
 @dataclass(frozen=True)
+class EnvironmentPart(Part):
+    """The environment in which episodes are played; it may bring the rows, tools and rewards."""
+
+    size: Count = 1000
+    """The rows that it makes for the training."""
+    held_out: Count | None = 100
+    """The rows that it makes to hold out; null is none."""
+    seed: Seed | None = None
+    """The seed of its rows; null is that of the run."""
+    on_error: Literal["stop", "skip"] = "stop"
+    """An episode whose environment fails ends the run, or only itself, without a reward."""
+    timeout: Positive = 60.0
+    """Seconds that one call of the environment may take."""
+    max_turns: Count | None = None
+    """The most turns of the model in an episode; null is no limit but that of its tokens."""
+    weights: dict[str, float] | None = None
+    """The weights of its rewards by their names; null is its own, or 1 for each."""
+
+
+@dataclass(frozen=True)
 class RewardPart(Part):
     """One reward of several."""
 
@@ -367,6 +387,10 @@ class Experiment(Part):
     @cached_property
     def dataset(self) -> DatasetPart:
         return DatasetPart.read(self.node.get("dataset"))
+
+    @cached_property
+    def environment(self) -> EnvironmentPart | None:
+        return EnvironmentPart.read_chosen(self.node.get("environment"))
 
     @cached_property
     def launcher(self) -> LauncherPart:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # The options that say where a part lies, and not which one it is.
 PLACES = {"model": ("hub",), "dataset": ("local", "hub")}
+# The option of a dataset whose rows another group makes, and by whose option it is called.
+ENVIRONMENT = "environment"
 MAX_LETTERS = 60  # of a part of the name
 
 
@@ -29,11 +31,17 @@ def register_short_name() -> None:
 
 
 def _short_name(group: str, *, _root_: "DictConfig") -> str:
-    """The option of a group, or the last part of the path that it has in its place."""
+    """The option of a group, or the last part of the path that it has in its place.
+
+    Rows that an environment makes are called by the option of that.
+    """
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
-    option = str(HydraConfig.get().runtime.choices[group])
+    choices = HydraConfig.get().runtime.choices
+    option = str(choices[group])
+    if option == ENVIRONMENT and str(choices.get(ENVIRONMENT)) != "none":
+        option = str(choices[ENVIRONMENT])
     if option not in PLACES[group]:
         return option
     return name_of_path(OmegaConf.select(_root_, f"{group}.path")) or option

@@ -56,6 +56,7 @@ SPECIAL = {
 PART_CLASSES = {
     "trainer": "TrainerPart",
     "model": "ModelPart",
+    "environment": "EnvironmentPart",
     "reward": "RewardPart",
     "metric": "MetricPart",
     "peft": "AdapterPart",

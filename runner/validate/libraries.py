@@ -23,6 +23,7 @@ from runner.schema.upstream.trackers import TRACKERS
 
 BLEU = r"runner\.metric\.reference\.(?:bleu|chrf)"
 SERVED_TRAINER = r"trl\.experimental\.(async_\w+|server_distillation)\.\w+Trainer"
+ENVIRONMENT = r"runner\.generate\.environment\."
 # The libraries of the optional parts, and of objects of TRL; by the last name of a key.
 WANTED: dict[str, list[NeededLibrary]] = {
     "_target_": [
@@ -34,6 +35,7 @@ WANTED: dict[str, list[NeededLibrary]] = {
         NeededLibrary(BLEU, "sacrebleu", "sacrebleu"),
         NeededLibrary(r"runner\.metric\.reference\.rouge", "rouge_score", "rouge-score"),
         NeededLibrary(r"runner\.metric\.harness\.lm_eval", "lm_eval", "lm-eval"),
+        NeededLibrary(f"{ENVIRONMENT}reasoning_gym\\..*", "reasoning_gym", "reasoning-gym"),
         NeededLibrary(SERVED_TRAINER, "vllm", "vllm"),
         NeededLibrary(SERVED_TRAINER, "requests", "requests"),
         NeededLibrary(r"trl\.experimental\.async_\w+\.\w+Trainer", "kernels", "kernels"),

@@ -59,7 +59,7 @@ def _is_served(context: ValidationContext, trainer: Signature, group: str) -> bo
 
 def _has_reward(context: ValidationContext) -> bool:
     """True where something says what a completion is worth: a reward, or an environment."""
-    if is_given(context.cfg.get("reward")):
+    if is_given(context.cfg.get("reward")) or context.cfg.get("environment"):
         return True
     return bool(context.mapping("trainer").get("environment_factory"))
 

@@ -1,0 +1,120 @@
+"""Tasks of the package reasoning-gym, made from a seed and scored by the package itself."""
+
+import hashlib
+import random
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from runner.errors import ConfigError, Fault, describe
+from runner.io.files import JsonObject
+from runner.io.turns import TurnDict, text_of
+from runner.schema.text import short_text
+
+WEIGHT = "weight"  # the key of a task that is not a setting of the package
+CACHED_DATASETS = 256  # of tasks, seeds and sizes
+
+
+class ReasoningGym:
+    """Questions of several tasks, each answered in one turn, with a reward of its own name."""
+
+    single_turn = True
+
+    def __init__(
+        self,
+        tasks: list[str] | dict[str, dict[str, Any] | None],
+        system: str | None = "default",
+        tag: str | None = "answer",
+    ):
+        """``tasks`` are names, or settings by name, where ``weight`` is the share of the rows.
+
+        ``system`` is a name in the package's SYSTEM_PROMPTS, or a text. The answer is what stands
+        last between ``<tag>`` and ``</tag>``, with None the whole text.
+        """
+        self.settings: dict[str, dict[str, Any]] = {}
+        self.shares: dict[str, float] = {}
+        if not isinstance(tasks, Mapping):
+            tasks = dict.fromkeys(tasks)
+        for name, settings in tasks.items():
+            self.settings[name] = dict(settings or {})
+            self.shares[name] = float(self.settings[name].pop(WEIGHT, 1.0))
+        self.rewards = list(self.settings)
+        self.tag = tag
+        self.system = _system_prompt(system)
+        self.dataset = lru_cache(maxsize=CACHED_DATASETS)(self._make_dataset)
+
+    def rows(self, count: int, seed: int, held_out: bool) -> list[JsonObject]:
+        """Questions of all tasks, mixed by their weights."""
+        numbers = random.Random(f"{seed} {held_out}")
+        names = numbers.choices(self.rewards, weights=list(self.shares.values()), k=count)
+        rows = []
+        for index, name in enumerate(names):
+            place = {"task": name, "seed": _seed_of(name, seed, held_out), "size": count}
+            question = self.dataset(**place)[index]["question"]
+            prompt = [{"role": "user", "content": question}]
+            if self.system:
+                prompt.insert(0, {"role": "system", "content": self.system})
+            rows.append({"prompt": prompt, **place, "index": index})
+        return rows
+
+    def make(self) -> "Question":
+        return Question(self)
+
+    def _make_dataset(self, task: str, seed: int, size: int) -> Any:
+        """The package's dataset of a task; ConfigError for settings that it refuses."""
+        from reasoning_gym import create_dataset
+
+        try:
+            return create_dataset(task, seed=seed, size=size, **self.settings[task])
+        except (TypeError, ValueError, AssertionError) as error:
+            raise ConfigError(
+                Fault(
+                    where=f"environment.tasks.{task}",
+                    found=f"{short_text(self.settings[task])}: {describe(error)}",
+                    expected="settings that the task takes",
+                    fix=f'python -c "import reasoning_gym; help(reasoning_gym.create_dataset'
+                    f"('{task}').config)\" shows them",
+                )
+            ) from error
+
+
+class Question:
+    """One question, answered in one turn."""
+
+    def __init__(self, source: ReasoningGym):
+        self._source = source
+        self._answer: str | None = None
+
+    def reset(self, task: str, seed: int, size: int, index: int, **row: object) -> None:
+        self._task = task
+        self._dataset = self._source.dataset(task=task, seed=seed, size=size)
+        self._question = self._dataset[index]
+        self._answer = None
+
+    def respond(self, message: TurnDict) -> None:
+        text = text_of([message])
+        tag = self._source.tag
+        if tag is None:
+            self._answer = text.strip()
+            return
+        begin = text.rpartition(f"<{tag}>")[2]
+        self._answer = begin.partition(f"</{tag}>")[0].strip() if f"</{tag}>" in begin else None
+
+    def get_reward(self) -> dict[str, float]:
+        score = float(self._dataset.score_answer(self._answer, self._question))
+        return {self._task: score}
+
+
+def _seed_of(task: str, seed: int, held_out: bool) -> int:
+    """The seed of a task's questions.
+
+    The package adds the index of a question to it, so that near seeds would give the same ones.
+    """
+    digest = hashlib.sha256(f"{task} {seed} {held_out}".encode()).digest()
+    return int.from_bytes(digest[:4]) // 2
+
+
+def _system_prompt(system: str | None) -> str:
+    from reasoning_gym.utils import SYSTEM_PROMPTS
+
+    return str(SYSTEM_PROMPTS.get(system, system or "")).strip()
