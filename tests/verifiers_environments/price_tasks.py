@@ -11,7 +11,7 @@ class PriceData(vf.TaskData):
     fruit: str
 
 
-class Prices(vf.Toolset[vf.ToolsetConfig, vf.State]):
+class Prices(vf.Toolset[vf.SharedToolsetConfig, vf.State]):
     TOOL_PREFIX = None
 
     @vf.tool
@@ -21,16 +21,16 @@ class Prices(vf.Toolset[vf.ToolsetConfig, vf.State]):
 
 
 class PriceTask(vf.Task[PriceData]):
-    @classmethod
-    def toolsets(cls, config):
-        return [Prices(vf.ToolsetConfig())]
-
     @vf.reward
     async def is_right(self, task, trace) -> float:
         return float(trace.last_reply.strip() == str(PRICES[task.fruit]))
 
 
 class PriceTaskset(vf.Taskset[PriceTask, vf.TasksetConfig]):
+    @classmethod
+    def toolsets(cls, config):
+        return [Prices(vf.SharedToolsetConfig())]  # one for all episodes
+
     def load(self):
         for fruit in PRICES:
             yield PriceTask(PriceData(prompt=f"price of {fruit}", fruit=fruit), self.config.task)

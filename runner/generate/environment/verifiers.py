@@ -11,21 +11,22 @@ import json
 import os
 import random
 import secrets
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from runner.errors import ConfigError, DataError, Fault, describe
 from runner.generate.agent import LOOP
 from runner.generate.environment.verifiers_harness import register_harness
 from runner.io.files import JsonObject
 from runner.io.turns import TurnDict, dialogue
-from runner.schema.text import short_text
 
 if TYPE_CHECKING:
     from aiohttp import web
 
+Ask: TypeAlias = Callable[[JsonObject], Awaitable[JsonObject | None]]
 HOST = "127.0.0.1"
 NO_KEY = "RUNNER_NO_API_KEY"  # the variable of a key that nobody sets
+MAX_LETTERS = 500  # of an error of the package
 HELD_OUT = 10  # every tenth task is held out
 CUT_OFF = "cut_off"  # why an episode has stopped whose model has no turn left
 TRACE_ID = "X-Session-ID"  # the header in which verifiers says whose request it is
@@ -51,7 +52,8 @@ class Verifiers:
         self.environment, self.role = _load(id, config or {}, role)
         self._tasks: list[Any] = []
         self._further_tasks = iter(self.environment.taskset)
-        self.episodes: dict[str, Episode] = {}  # by the id of the trace that is theirs
+        # What an episode answers its environment, by the id of the trace that is theirs.
+        self.answers: dict[str, Ask] = {}
         self.running: set[asyncio.Task[Any]] = set()
         self._server: asyncio.Task[None] | None = None
         self._context: asyncio.Future[Any] | None = None
@@ -80,7 +82,7 @@ class Verifiers:
         order = list(range(total))
         random.Random(seed).shuffle(order)
         step = min(HELD_OUT, total)
-        rows = []
+        rows: list[JsonObject] = []
         for place, index in enumerate(order):
             if total > 1 and (place % step == step - 1) != held_out:
                 continue
@@ -90,8 +92,8 @@ class Verifiers:
             rows.append({"prompt": _first_turns(task.data), "task": index, "key": task.key})
         return rows
 
-    def make(self) -> "Episode":
-        return Episode(self)
+    def make(self) -> "VerifiersEpisode":
+        return VerifiersEpisode(self)
 
     def task(self, index: int) -> Any:
         """The task with this place among those of the environment."""
@@ -140,7 +142,7 @@ class Verifiers:
         path = f"/{secrets.token_urlsafe(16)}"
         application = web.Application(client_max_size=2**30)
         application.router.add_post(f"{path}/chat/completions", self._answer)
-        server = web.AppRunner(application, access_log=None)
+        server = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
         await server.setup()
         try:
             await web.TCPSite(server, HOST, 0).start()
@@ -156,10 +158,10 @@ class Verifiers:
         """A turn of the model as an answer of OpenAI's interface."""
         from aiohttp import web
 
-        episode = self.episodes.get(request.headers.get(TRACE_ID, ""))
+        ask = self.answers.get(request.headers.get(TRACE_ID, ""))
         message = None
-        if episode is not None:
-            message = await episode.ask(await request.json())
+        if ask is not None:
+            message = await ask(await request.json())
         if message is None:
             return web.json_response({"error": {"message": "the episode is over"}}, status=400)
         reason = "tool_calls" if message.get("tool_calls") else "stop"
@@ -174,7 +176,7 @@ class Verifiers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Episode:
+class VerifiersEpisode:
     """One episode: its messages, and the request of the environment that waits for a turn."""
 
     def __init__(self, source: Verifiers):
@@ -240,7 +242,7 @@ class Episode:
             )
         return {name: reward and reward.score for name, reward in rewards.items()}
 
-    async def ask(self, request: JsonObject) -> JsonObject | None:
+    async def _ask(self, request: JsonObject) -> JsonObject | None:
         """The model's turn for a request of the environment; None once the episode is over."""
         if self._request.done():
             return None
@@ -261,13 +263,15 @@ class Episode:
             if self._trace is not None:
                 raise RuntimeError(f"the environment plays {source.role} more than once")
             self._trace = trace
-            source.episodes[trace.id] = self
+            source.answers[trace.id] = self._ask
 
         try:
             return await source.environment.run_episode(task, context, on_trace=begin)
         finally:
+            if not self._answer.done():
+                self._answer.set_result(None)  # for a request that still waits
             if self._trace is not None:
-                source.episodes.pop(self._trace.id, None)
+                source.answers.pop(self._trace.id, None)
 
     async def _next_turns(self) -> list[TurnDict] | None:
         """The turns that the next request adds; None if the environment ends instead."""
@@ -302,7 +306,7 @@ class Episode:
         if self._trace is not None and not self._trace.ok:
             errors = self._trace.errors + errors
         if errors and not episode.ok:
-            raise RuntimeError(f"{errors[0].type}: {short_text(errors[0].message)}")
+            raise RuntimeError(f"{errors[0].type}: {errors[0].message[:MAX_LETTERS]}")
 
 
 def weight_of(reward: object) -> float:
