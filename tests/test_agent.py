@@ -18,7 +18,7 @@ from trl.chat_template_utils import parse_response
 from runner.__main__ import main
 from runner.config.experiment import TrainerPart
 from runner.errors import ConfigError, DataError, SickRun
-from runner.generate.agent import tools_of
+from runner.generate.episode import tools_of
 from runner.generate.tool_guard import guard_environment, guard_tool
 from runner.io.files import read_rows
 from runner.io.turns import text_of

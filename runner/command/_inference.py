@@ -73,7 +73,7 @@ class ModelRequest(Generic[Meant]):
         from runner.training.components.tools import agent_of, build_functions
 
         trainer = self.experiment.trainer
-        return agent_of(trainer, build_functions(trainer))
+        return agent_of(trainer, build_functions(trainer, self.experiment.environment))
 
     def folder(self, name: str) -> Path:
         """The folder of this name for what is written: in the run, or beside the runs."""

@@ -37,8 +37,8 @@ from transformers.trainer_callback import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint, set_seed
 from trl.models import prepare_fsdp
 
-from runner.generate.agent import Environments, Tool
 from runner.generate.earned import Reward, Rewards
+from runner.generate.episode import Environments, Tool
 from runner.generate.sampler import Model, Sampler
 from runner.io.temporary import temporarily
 from runner.ppo.actor_critic import ActorCritic, build_actor_critic, build_reference, place_frozen

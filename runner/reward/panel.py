@@ -34,7 +34,14 @@ from runner.schema.code import arguments_of
 Arguments = Mapping[str, Any]
 
 # What the runner and the trainers give beside columns; never offered as a column.
-NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "completion_ids", "environments")
+NOT_COLUMNS = (
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+    "completion_ids",
+    "environments",
+    "environment_rewards",
+)
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 # Errors of the machine, and not of what a reward was given.
 OF_THE_MACHINE = (ConnectionError, MemoryError, ImportError)
@@ -45,6 +52,7 @@ class RewardTracker:
     """The rewards of the same completions, and the answers that they gave."""
 
     has_tools: bool = False  # then turns are logged, which TRL does not count
+    may_lack: bool = False  # a completion may earn nothing at all: its environment has failed
     earned: dict[str, list[float]] = field(default_factory=dict)
     # Answers to completions for which not all rewards have answered yet.
     answers: dict[str, Answer] = field(default_factory=dict)
@@ -83,7 +91,8 @@ class RewardTracker:
         if len(self.answers) == len(self.earned):
             answers = list(self.answers.values())
             self.answers = {}
-            check_some_apply(answers, prompts)
+            if not self.may_lack:
+                check_some_apply(answers, prompts)
 
     def pop_means(self) -> dict[str, float]:
         """The mean of each reward since the last call, by its name; of this process alone."""

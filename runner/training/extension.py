@@ -60,6 +60,7 @@ class BeforeTrainer(Trainer):
         self, model: nn.Module, inputs: Any, *args: object, **kwargs: object
     ) -> Tensor:
         """Take the trainer's own step, and report its loss, however seldom it is logged."""
+        self.hooks.rows = inputs
         loss = super().training_step(model, inputs, *args, **kwargs)
         if self.hooks.on_loss is not None:
             self.hooks.on_loss(self, inputs, loss)
@@ -109,6 +110,7 @@ class BeforeTrainer(Trainer):
         self, model: nn.Module, inputs: Any, *args: object, **kwargs: object
     ) -> Any:
         """Take the trainer's own step on held-out rows, and add its figures to the sums."""
+        self.hooks.rows = inputs
         if self.sums is None:
             return super().prediction_step(model, inputs, *args, **kwargs)
         losses = list[Tensor | None]()

@@ -1,6 +1,6 @@
 """The functions of ours that a trainer calls in the course of a training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer
+
+from runner.io.turns import Row
 
 Measure = Callable[[Trainer, str], dict[str, float]]
 
@@ -28,6 +30,8 @@ class Hooks:
     on_log: Callable[[dict[str, float], int], None] | None = None
     # The mean of each reward since it was called last.
     reward_means: Callable[[], dict[str, float]] | None = None
+    # The rows of the batch that the trainer was given, for whoever samples for it.
+    rows: Sequence[Row] = ()
     make_optimizer: Callable[[Trainer], Optimizer] | None = None
     make_schedule: Callable[..., LRScheduler] | None = None
     # The user's own (``user_loss``), in place of the trainer's.

@@ -13,12 +13,16 @@ from typing import Any, Protocol
 
 from runner.config.build import build, locate
 from runner.config.experiment import EnvironmentPart
+from runner.errors import ConfigError, Fault
 from runner.io.files import JsonObject
 from runner.io.turns import TurnDict
 from runner.reward.isolation import undisturbed
 from runner.run.key import canonical_text
+from runner.schema.did_you_mean import best_guess
 
-_open_sources: dict[str, Any] = {}  # of this process, by what they were built from
+# Of this process, by what they were built from.
+_open_sources: dict[str, Any] = {}
+_made_rows: dict[str, list[JsonObject]] = {}
 
 
 class Source(Protocol):
@@ -39,6 +43,8 @@ class Source(Protocol):
     #       The names of its rewards, perhaps with weights.
     #   single_turn: bool
     #       True where one turn of the model is a whole episode, and ``reset`` returns nothing.
+    #   calls_tools: bool
+    #       True where its episodes have ``schemas``.
     #   close(self) -> None
     #       Ends what it started. It may be called twice.
 
@@ -67,10 +73,25 @@ class EpisodeOfSource(Protocol):
 def reward_weights(
     rewards: Sequence[str] | Mapping[str, float], weights: Mapping[str, float] | None
 ) -> dict[str, float]:
-    """The weight of each reward of a source: as the user set it, as the source did, or 1."""
+    """The weight of each reward of an environment: as the user set it, as its source did, or 1.
+
+    Raises ConfigError for a weight of a reward that there is not.
+    """
     if not isinstance(rewards, Mapping):
         rewards = dict.fromkeys(rewards, 1.0)
-    return {name: float((weights or {}).get(name, weight)) for name, weight in rewards.items()}
+    chosen = weights or {}
+    unknown = [name for name in chosen if name not in rewards]
+    if unknown:
+        likeliest = best_guess(unknown[0], rewards, *rewards, "<name>")
+        raise ConfigError(
+            Fault(
+                where=f"environment.weights.{unknown[0]}",
+                found="no such reward",
+                expected=f"one of {', '.join(rewards)}" if rewards else "an environment that pays",
+                fix=f"environment.weights.{likeliest}={chosen[unknown[0]]}",
+            )
+        )
+    return {name: float(chosen.get(name, weight)) for name, weight in rewards.items()}
 
 
 def is_source(part: EnvironmentPart) -> bool:
@@ -88,6 +109,16 @@ def open_source(part: EnvironmentPart) -> Any:
     return _open_sources[key]
 
 
+def rows_of(part: EnvironmentPart, count: int, seed: int, *, held_out: bool) -> list[JsonObject]:
+    """What the source of a configuration gives as its rows, which is asked once."""
+    key = canonical_text([part.arguments, count, seed, held_out])
+    if key not in _made_rows:
+        source = open_source(part)
+        with undisturbed("environment", [seed, held_out]):
+            _made_rows[key] = source.rows(count, seed, held_out)
+    return _made_rows[key]
+
+
 def episode_maker(part: EnvironmentPart) -> Callable[[], object]:
     """What makes the episodes of a configuration."""
     if is_source(part):
@@ -98,6 +129,7 @@ def episode_maker(part: EnvironmentPart) -> Callable[[], object]:
 
 def close_sources() -> None:
     """End what the sources of this process have started."""
+    _made_rows.clear()
     while _open_sources:
         _, source = _open_sources.popitem()
         if hasattr(source, "close"):

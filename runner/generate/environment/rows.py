@@ -8,9 +8,9 @@ from datasets import Dataset
 
 from runner.config.experiment import EnvironmentPart
 from runner.errors import ConfigError, DataError, Fault, describe
-from runner.generate.environment.contract import Source, open_source
+from runner.generate.environment.contract import open_source, rows_of
+from runner.generate.episode import ROW
 from runner.io.files import JsonObject
-from runner.reward.isolation import undisturbed
 
 log = logging.getLogger(__name__)
 
@@ -32,19 +32,18 @@ def load_rows(
         raise ConfigError(_without_environment())
     limits = limit or {}
     seed = seed if environment.seed is None else environment.seed
-    source = open_source(environment)
-    train = _make_rows(environment, source, environment.size, limits.get("train"), seed, False)
+    train = _make_rows(environment, environment.size, limits.get("train"), seed, held_out=False)
     if environment.held_out is None:
         return train, None
-    held_out = _make_rows(
-        environment, source, environment.held_out, limits.get("eval"), seed, held_out=True
-    )
-    prompts = {str(prompt) for prompt in train["prompt"]}
-    shared = sum(str(prompt) in prompts for prompt in held_out["prompt"])
-    if shared:
-        log.warning(
-            "environment: %d of %d held-out prompts are also trained on", shared, len(held_out)
-        )
+    limit_held_out = limits.get("eval")
+    held_out = _make_rows(environment, environment.held_out, limit_held_out, seed, held_out=True)
+    # Of longer episodes a prompt may be the same for all.
+    if getattr(open_source(environment), "single_turn", False):
+        prompts = {str(prompt) for prompt in train["prompt"]}
+        shared = sum(str(prompt) in prompts for prompt in held_out["prompt"])
+        if shared:
+            many = f"{shared} of {len(held_out)}"
+            log.warning("environment: %s held-out prompts are also trained on", many)
     return train, held_out
 
 
@@ -58,17 +57,11 @@ def _without_environment() -> Fault:
 
 
 def _make_rows(
-    environment: EnvironmentPart,
-    source: Source,
-    count: int,
-    limit: int | None,
-    seed: int,
-    held_out: bool,
+    environment: EnvironmentPart, count: int, limit: int | None, seed: int, *, held_out: bool
 ) -> Dataset:
-    """At most ``count`` rows of a source; DataError for what are no rows."""
+    """At most ``count`` rows of an environment, with their numbers; DataError for no rows."""
     count = min(count, limit or count)
-    with undisturbed("environment", [seed, held_out]):
-        rows = source.rows(count, seed, held_out)
+    rows = rows_of(environment, count, seed, held_out=held_out)
     which = "held-out rows" if held_out else "training rows"
     problem = _find_problem(rows)
     if problem:
@@ -82,7 +75,7 @@ def _make_rows(
             )
         )
     try:
-        return Dataset.from_list(rows)
+        return Dataset.from_list([{ROW: number, **row} for number, row in enumerate(rows)])
     except Exception as error:  # pyarrow has several for values of different types in a column
         raise DataError(
             Fault(

@@ -11,8 +11,10 @@ from runner.config.build import build
 from runner.config.experiment import Experiment
 from runner.dataset.weigh import carries_weights
 from runner.errors import ConfigError, Fault, own_place, reason_of
+from runner.generate.episode import Environment
 from runner.generate.sampler import Model
 from runner.io.terminal import mute_libraries
+from runner.model.chat import check_calls
 from runner.model.check import no_stop_strings
 from runner.model.encoding import processor_of
 from runner.run import Run
@@ -28,6 +30,7 @@ from runner.training.callback.user import build_callbacks, parts_for_callbacks
 from runner.training.checkpoint import Seal
 from runner.training.components.args import build_args
 from runner.training.components.chat_rows import are_chats, check_chats
+from runner.training.components.environment import fit_environment
 from runner.training.components.evaluation import build_measure
 from runner.training.components.held_out_engine import HeldOutEngine
 from runner.training.components.model import build_model
@@ -80,8 +83,12 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     tokenizer = build(experiment.model.tokenizer)
     rules = build_rules(experiment.weights)
     rows = load_training_rows(experiment, columns_asked_for(rules))
-    rewards = build_rewards(experiment, args)
+    functions = build_functions(part, experiment.environment)
+    agent = agent_of(part, functions)
+    rewards = build_rewards(experiment, args, agent)
     reward_models = to_model_rewards(rewards, tokenizer, args)
+    if agent and isinstance(agent.environments, Environment) and agent.environments.has_tools:
+        check_calls(tokenizer)
     if are_chats(experiment, args, tokenizer, rows.train):
         rows = check_chats(experiment, tokenizer, rows)
         if any(map(carries_weights, rows.sets)):
@@ -95,8 +102,6 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     # Models, and what asks them.
     models = build_model(experiment, tokenizer, args)
     _check_stop_strings(experiment, args, models.policy)
-    functions = build_functions(part)
-    agent = agent_of(part, functions)
     parts = parts_for_callbacks(run, tokenizer, rows.train, rows.held_out, agent)
     loads_by_path = upstream.takes_path(read_signature(part.target))
     offered: OfferedParts = {
@@ -128,6 +133,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         use_cache=getattr(models.policy.config, "use_cache", None),
     )
     with _refusals_of("trainer"), blaming(run):
+        functions = fit_environment(part, functions, agent, args, hooks)
         trainer = build_trainer(experiment, {**offered, **functions}, hooks, rules)
     for reward_model in reward_models:
         reward_model.place(trainer)

@@ -6,6 +6,8 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments
 
 from runner.config.experiment import Experiment
+from runner.generate.agent import Agent
+from runner.generate.environment.reward import build_environment_rewards
 from runner.generate.reward_model import ModelReward
 from runner.model.chat import set_template
 from runner.reward.outcome import ScoringModel, load_reward_model
@@ -24,15 +26,19 @@ class BuiltRewards:
     panel: RewardTracker | None  # of the group of rewards; None without a group
 
 
-def build_rewards(experiment: Experiment, args: TrainingArguments | None = None) -> BuiltRewards:
-    """The rewards of a configuration, and the reward model of a trainer's ``args``.
+def build_rewards(
+    experiment: Experiment, args: TrainingArguments | None = None, agent: Agent | None = None
+) -> BuiltRewards:
+    """The rewards of a configuration and of the agent's environment, and ``args``' reward model.
 
     The latter is taken out of them, and the weights are put in, unless all are 1. Of a trainer,
     only one that knows where steps end can use a reward for each.
     """
     random_head = experiment.tolerate.random_head
     per_step = args is None or hasattr(args, "step_separator")
-    panel = RewardTracker(has_tools=has_tools(experiment.trainer))
+    environment = experiment.environment
+    may_lack = environment is not None and environment.on_error == "skip"
+    panel = RewardTracker(has_tools=has_tools(experiment.trainer), may_lack=may_lack)
     rewards: list[Reward] = []
     weights = []
     is_single = "_target_" in (experiment.node.get("reward") or {})
@@ -49,6 +55,10 @@ def build_rewards(experiment: Experiment, args: TrainingArguments | None = None)
             scorer = to_scorer(name, reward, timeout=part.timeout, per_step=per_step, tracker=panel)
             rewards.append(scorer)
         weights.append(float(part.weight))
+    for paid in build_environment_rewards(agent, list(experiment.rewards)):
+        # What an environment is asked has limits of its own.
+        rewards.append(to_scorer(paid.name, paid, timeout=None, tracker=panel))
+        weights.append(paid.weight)
     path = getattr(args, "reward_model_path", None)
     if args is not None and path:
         args.reward_model_path = None  # the trainer is given the model itself
@@ -60,9 +70,7 @@ def build_rewards(experiment: Experiment, args: TrainingArguments | None = None)
     are_equal = all(weight == 1.0 for weight in weights)
     if args is not None and not are_equal:
         args.reward_weights = weights
-    return BuiltRewards(
-        rewards, None if are_equal else weights, panel if experiment.rewards else None
-    )
+    return BuiltRewards(rewards, None if are_equal else weights, panel if panel.earned else None)
 
 
 def _check_template(reward: Reward, where: str) -> None:

@@ -12,10 +12,17 @@ from typing import Any, TypeAlias
 from datasets import Dataset
 
 from runner.config.build import build, locate
-from runner.config.experiment import TrainerPart
+from runner.config.experiment import EnvironmentPart, TrainerPart
 from runner.errors import ConfigError, DataError, Fault
 from runner.generate.agent import Agent, build_agent
-from runner.generate.tool_guard import SECONDS, guard_environment, guard_tool
+from runner.generate.environment.contract import (
+    episode_maker,
+    is_source,
+    open_source,
+    reward_weights,
+)
+from runner.generate.episode import REWARD, Environment, tools_of
+from runner.generate.tool_guard import ENVIRONMENT, SECONDS, guard_environment, guard_tool
 from runner.schema import upstream
 from runner.schema.literal import to_list
 from runner.schema.text import Node
@@ -23,8 +30,13 @@ from runner.schema.text import Node
 Function: TypeAlias = Callable[..., object]
 
 
-def build_functions(trainer: TrainerPart) -> dict[str, Any]:
-    """The user's functions that a trainer names, by key, as its constructor takes them."""
+def build_functions(
+    trainer: TrainerPart, environment: EnvironmentPart | None = None
+) -> dict[str, Any]:
+    """The user's functions that a trainer names, by key, as its constructor takes them.
+
+    The ``environment`` of an experiment is among them.
+    """
     seconds = trainer.tool_timeout or SECONDS
     functions: dict[str, Any] = {}
     for key in upstream.FUNCTIONS:
@@ -38,6 +50,8 @@ def build_functions(trainer: TrainerPart) -> dict[str, Any]:
             functions[key] = _build_environments(node, seconds)
         else:
             functions[key] = _build_tools(to_list(node), seconds)
+    if environment is not None:
+        functions["environment_factory"] = build_environment(environment)
     return functions
 
 
@@ -46,10 +60,30 @@ def has_tools(trainer: TrainerPart) -> bool:
     return bool(trainer.node.get("tools") or trainer.node.get("environment_factory"))
 
 
+def build_environment(part: EnvironmentPart) -> Environment:
+    """The environment of an experiment, with guarded methods and the weights of its rewards."""
+    rewards: Any = ()
+    source = None
+    if is_source(part):
+        source = open_source(part)
+        rewards = getattr(source, "rewards", None) or [type(source).__name__]
+    elif hasattr(locate(part.target), REWARD):
+        rewards = [part.target.rpartition(".")[2]]
+    make = guard_environment(episode_maker(part), ENVIRONMENT, part.timeout)
+    return Environment(
+        make=make,
+        rewards=reward_weights(rewards, part.weights),
+        skips=part.on_error == "skip",
+        single_turn=bool(getattr(source, "single_turn", False)),
+        has_tools=bool(tools_of(make())) or bool(getattr(source, "calls_tools", False)),
+        max_turns=part.max_turns,
+    )
+
+
 def agent_of(trainer: TrainerPart, functions: Mapping[str, Any]) -> Agent | None:
     """The agent that answers with a trainer's functions in our own conversations.
 
-    None without tools.
+    None without tools and an environment.
     """
     return build_agent(
         functions.get("tools"),
