@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from runner.errors import ConfigError, EnvironmentFault
-from runner.generate.agent import settle
 from runner.generate.environment.openenv import OpenEnv
+from runner.generate.episode import settle
 
 HERE = Path(__file__).parent
 
@@ -154,8 +154,8 @@ def test_an_episode_is_played_and_its_rewards_are_summed(load):
     assert respond(episodes[2], "9 ") == [{"role": "user", "content": "lower"}]
     assert respond(episodes[2], "ten") == [{"role": "user", "content": "error: ten is no integer"}]
     assert respond(episodes[2], str(number)) is None
-    assert episodes[2].get_reward() == {"return": 1.25}
-    assert episodes[0].get_reward() == {"return": None}
+    assert episodes[2].get_reward() == 1.25
+    assert episodes[0].get_reward() == 0.0
 
 
 def test_the_last_reward_alone_and_arguments_of_reset(load):
@@ -165,7 +165,7 @@ def test_the_last_reward_alone_and_arguments_of_reset(load):
     assert openings == ["guess a digit", "guess a digit below 10"]
     respond(episode, "9")
     respond(episode, str(rows[1]["seed"] % 10))
-    assert episode.get_reward() == {"last": 1.0}
+    assert episode.get_reward() == 1.0
 
 
 def test_sessions_are_used_again_also_by_episodes_whose_reward_nobody_reads(load, stand_in):
@@ -229,7 +229,7 @@ def test_tools_of_the_server(load, stand_in):
     (turns,) = settle([episode.respond(call(fruit="apple"))])
     assert turns == [{"role": "tool", "name": "price", "content": "3"}]
     assert respond(episode, "3") is None
-    assert episode.get_reward() == {"return": 1.0}
+    assert episode.get_reward() == 1.0
 
 
 def test_an_action_of_several_fields_is_a_tool(load):
@@ -256,13 +256,13 @@ def test_a_field_that_is_not_there(load, arguments, words):
 
 
 def test_a_command_that_fails_or_serves_nothing(tmp_path):
-    words = [sys.executable, "-c", "print('no model'); raise SystemExit(3)", "{port}"]
-    with pytest.raises(EnvironmentFault, match="exit code 3\n +no model"):
+    words = [sys.executable, "-c", "print('no model'); raise SystemExit(3)", "PORT"]
+    with pytest.raises(EnvironmentFault, match=r"exit code 3\n +no model"):
         OpenEnv(command=words).make()
     script = tmp_path / "server.py"
     script.write_text("import time\nprint('starting', flush=True)\ntime.sleep(60)")
-    source = OpenEnv(command=f"{sys.executable} {script} --port {{port}}", start_timeout=0.5)
-    with pytest.raises(EnvironmentFault, match="nobody answers.*after 0.5 s\n +starting"):
+    source = OpenEnv(command=f"{sys.executable} {script} --port PORT", start_timeout=0.5)
+    with pytest.raises(EnvironmentFault, match=r"nobody answers.*after 0.5 s\n +starting"):
         source.make()
     with pytest.raises(EnvironmentFault, match="No such file"):
         OpenEnv(command="/no/such/program").make()

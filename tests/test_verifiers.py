@@ -1,4 +1,4 @@
-"""Environments of verifiers: with the package where it is installed, else with a stand-in for it."""
+"""Environments of verifiers, with the package where it is installed, else with a stand-in."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import ConfigError, DataError
-from runner.generate.agent import settle
+from runner.generate.episode import settle
 
 pytest.importorskip("aiohttp")
 HERE = Path(__file__).parent
@@ -153,7 +153,7 @@ def test_an_environment_that_rewrites_its_conversation_is_refused(load):
 
 @pytest.mark.parametrize(
     ("said", "words"),
-    [("raise", "RuntimeError: it is spoilt"), ("again", "plays player more than once")],
+    [("raises", "RuntimeError: it is spoilt"), ("again", "plays player more than once")],
 )
 def test_an_environment_that_fails_says_why(load, said, words):
     source = load("failing_tasks")
@@ -166,11 +166,11 @@ def test_an_environment_that_fails_says_why(load, said, words):
 def test_an_environment_that_hangs_is_left_when_its_time_is_over(load):
     source = load("failing_tasks")
     (hanging, good), _ = begin(source, source.rows(2, 0, held_out=False))
-    late = asyncio.wait_for(hanging.respond(say("hang")), 0.05)
-    error, after = settle([late, good.respond(say("good"))], with_errors=True)
+    late = asyncio.wait_for(hanging.respond(say("hangs")), 0.05)
+    error, after = settle([late, good.respond(say("well"))], with_errors=True)
     assert isinstance(error, TimeoutError)
     assert after is None
-    assert settle([good.get_reward()]) == [{"is_good": 1.0}]
+    assert settle([good.get_reward()]) == [{"is_good": 4.0}]
     assert not source.running
 
 
@@ -199,6 +199,7 @@ def test_what_cannot_be_loaded(load, arguments, words):
 @pytest.mark.skipif(not IS_REAL, reason="it is about the package")
 def test_the_package_marks_weights_as_we_read_them(load):
     import verifiers.v1 as vf
+
     from runner.generate.environment.verifiers import weight_of
 
     assert weight_of(vf.reward(lambda: 1.0)) == 1.0

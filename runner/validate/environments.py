@@ -77,7 +77,7 @@ def find_server_faults(cfg: Config) -> Iterator[Fault]:
             yield Fault(
                 where="environment.command",
                 found=f"{words[0]}, which is no program",
-                expected="the words that start a server, with --port {port}",
+                expected="the words that start a server, with --port PORT",
                 fix="mend the command, or start the server yourself and environment.url=<URL>",
             )
         return
@@ -88,14 +88,14 @@ def find_server_faults(cfg: Config) -> Iterator[Fault]:
             found="null, and no command that starts a server",
             expected="the URL of an OpenEnv server, or what starts one",
             fix="=http://127.0.0.1:8000, or environment.command='<what starts it, with --port "
-            "{port}>'",
+            "PORT>'",
         )
     elif not is_elsewhere(url) and not _is_open(str(url)):
         yield Fault(
             where="environment.url",
             found=f"{url}, where nothing answers",
             expected="a server that is up",
-            fix="start it, or environment.command='<what starts it, with --port {port}>'",
+            fix="start it, or environment.command='<what starts it, with --port PORT>'",
         )
 
 

@@ -4,15 +4,18 @@ python guess_server.py --port PORT [--capacity N]
 """
 
 import argparse
+import os
 import random
 import time
 
 import uvicorn
 from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
 
+GUESSES = 3
+
 
 class Guess(Action):
-    digit: int
+    text: str
 
 
 class Answer(Observation):
@@ -26,6 +29,8 @@ class GuessEnvironment(Environment):
         self.number = random.Random(seed).randrange(10)
         self.guesses = 0
         self.mood = mood
+        if mood == "cannot":
+            raise RuntimeError("no die to throw")
         return Answer(text="guess a digit")
 
     def step(self, action, timeout_s=None, **kwargs):
@@ -34,12 +39,17 @@ class GuessEnvironment(Environment):
             raise RuntimeError("the die is lost")
         if self.mood == "hangs":
             time.sleep(3600)
+        if self.mood == "dies":
+            os._exit(1)
         if self.mood == "nan":
             return Answer(text="?", reward=float("nan"), done=True)
-        if action.digit == self.number:
+        text = action.text.strip()
+        if text == str(self.number):
             return Answer(text="right", reward=1.0, done=True)
-        text = "higher" if action.digit < self.number else "lower"
-        return Answer(text=text, reward=0.0, done=self.guesses == 3)
+        is_over = self.guesses == GUESSES
+        if len(text) != 1 or not text.isdigit():
+            return Answer(text="a digit", reward=-0.1, done=is_over)
+        return Answer(text="higher" if int(text) < self.number else "lower", done=is_over)
 
     @property
     def state(self):

@@ -1,16 +1,25 @@
-"""An environment of verifiers that does to itself what the model says."""
+"""An environment of verifiers whose odd tasks fail as ``config.taskset.mood`` says."""
 
 import asyncio
+import os
 
 import verifiers.v1 as vf
 
 __all__ = ["FailingEnv", "FailingTaskset"]
 
 
-class FailingTask(vf.Task[vf.TaskData]):
+class FailingData(vf.TaskData):
+    mood: str = ""
+
+
+class FailingTask(vf.Task[FailingData]):
     @vf.reward
     async def is_good(self, task, trace) -> float:
-        return float("nan") if trace.last_reply.startswith("nan") else 1.0
+        return float("nan") if task.mood == "nan" else float(len(trace.last_reply))
+
+
+class FailingTasksetConfig(vf.TasksetConfig):
+    mood: str = ""
 
 
 class FailingConfig(vf.EnvConfig):
@@ -21,15 +30,19 @@ class FailingEnv(vf.Env[FailingConfig]):
     async def run(self, task, agents):
         async with agents.player.interaction(task) as interaction:
             segment = await interaction.turn()
-        if segment.last_reply == "raise":
+        mood = task.data.mood or segment.last_reply
+        if mood == "raises":
             raise RuntimeError("it is spoilt")
-        if segment.last_reply == "hang":
+        if mood == "hangs":
             await asyncio.sleep(3600)
-        if segment.last_reply == "again":
+        if mood == "dies":
+            os._exit(1)
+        if mood == "again":
             await agents.player.run(task)
 
 
-class FailingTaskset(vf.Taskset[FailingTask, vf.TasksetConfig]):
+class FailingTaskset(vf.Taskset[FailingTask, FailingTasksetConfig]):
     def load(self):
-        for number in range(10):
-            yield FailingTask(vf.TaskData(prompt=f"say {number}"), self.config.task)
+        for number in range(100):
+            mood = getattr(self.config, "mood", "") if number % 2 else ""
+            yield FailingTask(FailingData(prompt=f"say {number}", mood=mood), self.config.task)

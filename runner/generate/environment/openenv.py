@@ -34,6 +34,7 @@ FIRST_WAIT = 0.5  # seconds before the second attempt
 SECONDS_TO_ANSWER = 10.0  # for the server to say what it is
 # Schemas of actions by which a server says that it offers tools, which it lists when asked.
 OF_TOOLS = ("Action", "CallToolAction", "ListToolsAction")
+PORT = "PORT"  # the word of a command in whose place the port stands
 ACT = "act"  # the tool that takes an action of several fields
 READERS: dict[str, Callable[[str], object]] = {"integer": int, "number": float}
 MISTAKEN = "VALIDATION_ERROR"  # the server's word for an action of another form
@@ -58,7 +59,7 @@ class OpenEnv:
         retries: int = 3,
         start_timeout: float = 120.0,
     ):
-        """``command`` starts the server, and ``{port}`` in it is a free port or that of ``url``.
+        """``command`` starts the server, and ``PORT`` in it is a free port or that of ``url``.
 
         ``action`` is the field of an action that a turn of the model fills, ``observation`` the
         field of an observation that it reads. ``resets`` are arguments of the server's reset beside
@@ -67,7 +68,7 @@ class OpenEnv:
         port = _port_of(url)
         self.url = (url or f"http://{HOST}:{port}").rstrip("/")
         words = shlex.split(command) if isinstance(command, str) else command or []
-        self.command = [word.replace("{port}", str(port)) for word in words]
+        self.command = [str(port) if word == PORT else word for word in words]
         self.prompt = prompt
         self.system = system
         self.action = action
@@ -118,6 +119,11 @@ class OpenEnv:
         with _open(f"{self.url}/schema") as answer:
             schema: JsonObject = json.load(answer)["action"]
         return schema
+
+    @property
+    def calls_tools(self) -> bool:
+        """True where the model acts by calls, of the server's tools or of one for its actions."""
+        return self.field is None
 
     @property
     def offers_tools(self) -> bool:
@@ -271,7 +277,7 @@ class OpenEnvEpisode:
         if self._is_done:
             return None
         calls = message.get("tool_calls") or ()
-        if self._source.field is None:
+        if self._source.calls_tools:
             turns = []
             for call in calls:
                 function = call["function"]
@@ -286,14 +292,12 @@ class OpenEnvEpisode:
             return None
         return turns
 
-    def get_reward(self) -> dict[str, float | None]:
-        """The sum of all rewards of the server, or the last one."""
-        source = self._source
-        source.free(self._session)
-        (name,) = source.rewards
-        if not self._rewards:
-            return {name: None}
-        return {name: sum(self._rewards) if source.reward == "sum" else self._rewards[-1]}
+    def get_reward(self) -> float:
+        """The sum of all rewards of the server, or the last one; 0 where it has given none."""
+        self._source.free(self._session)
+        if self._source.reward == "sum":
+            return sum(self._rewards)
+        return self._rewards[-1] if self._rewards else 0.0
 
     def _to_action(self, said: Any) -> JsonObject | str:
         """An action for what the model said, or the text of its mistake."""
@@ -413,7 +417,7 @@ def _nobody_answers(url: str) -> Fault:
         where="environment.url",
         found=f"{url}, where no OpenEnv server answers",
         expected="a server that is up",
-        fix="start it, or environment.command='<what starts it, with --port {port}>'",
+        fix="start it, or environment.command='<what starts it, with --port PORT>'",
     )
 
 

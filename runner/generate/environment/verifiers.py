@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from runner.errors import ConfigError, DataError, Fault, describe
-from runner.generate.agent import LOOP
 from runner.generate.environment.verifiers_harness import register_harness
+from runner.generate.episode import LOOP
 from runner.io.files import JsonObject
 from runner.io.turns import TurnDict, dialogue
 
@@ -66,8 +66,9 @@ class Verifiers:
         if not self.rewards:
             self.rewards = {id: 1.0}
         taskset = self.environment.taskset
-        has_tools = first.toolsets(first.config) or taskset.toolsets(taskset.config)
-        self.single_turn = type(self.environment) is vf.SingleAgentEnv and not has_tools
+        toolsets = [*first.toolsets(first.config), *taskset.toolsets(taskset.config)]
+        self.calls_tools = bool(toolsets)
+        self.single_turn = type(self.environment) is vf.SingleAgentEnv and not toolsets
 
     def rows(self, count: int, seed: int, held_out: bool) -> list[JsonObject]:
         """Tasks in an order of the seed's, each once; every tenth is held out.

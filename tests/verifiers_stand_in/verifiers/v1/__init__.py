@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import secrets
 from types import SimpleNamespace
+from typing import ClassVar
 
 from aiohttp import ClientSession, web
 
@@ -187,7 +188,7 @@ class Agent:
 
 
 class EnvConfig:
-    model_fields = {}
+    model_fields: ClassVar = {}
 
     def __init_subclass__(cls):
         kinds = {name: kind for name, kind in vars(cls).items() if isinstance(kind, AgentConfig)}
