@@ -5,11 +5,13 @@ import re
 import pytest
 import yaml
 
-from runner import config
 from runner.__main__ import main
-from runner.config import compose
+from runner.config import composition
+from runner.config.composition import compose
 from runner.config.experiment import AdapterPart
+from runner.config.limits import read_yaml
 from runner.config.menu import read_options
+from runner.config.user_folder import use_folders
 from runner.errors import ConfigError
 from runner.importers.foreign_file import read_file
 from runner.importers.translate import translate
@@ -86,13 +88,24 @@ def test_a_rate_in_a_file_of_the_users_own_is_left(tmp_path):
         ):
             rates[words[0]] = compose([*words, *HUB], [tmp_path]).cfg["learning_rate"]
     finally:
-        config.use_folders([])
+        use_folders([])
     assert rates == {
         "trainer=mine": 7e-6,
         "experiment=named": 3e-6,
         "experiment=silent": 2e-4,
         "peft=wide": 2e-4,
     }
+
+
+def test_the_files_are_not_listed_anew_for_options_of_ours(monkeypatch):
+    groups = set()
+    for file in MENU.glob("*/*.yaml"):
+        if "learning_rate" in (read_yaml(file) or {}):
+            groups.add(file.parent.name)
+    assert groups == {"trainer", "model", "experiment"}
+    monkeypatch.setattr(composition, "read_layers", None)
+    assert compose(["trainer=dpo", "peft=lora"]).rate is None  # model=tiny brings one
+    assert compose(["trainer=dpo", "peft=lora", *HUB]).rate is not None
 
 
 def test_every_adapter_names_its_factor_in_its_file():

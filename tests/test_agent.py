@@ -25,7 +25,7 @@ from runner.io.turns import text_of
 from runner.launch.compose.stages import compose_runs
 from runner.model.chat import check_calls, set_template
 from runner.reward.rule import price
-from runner.run.history import plain_text
+from runner.run.history import plain_text, read_rollouts
 from runner.training.components.tools import build_functions
 
 MINE = '''
@@ -527,6 +527,13 @@ def test_several_environments_by_name_own_their_reward(called, mine, capsys):
             line["reward"], rel=1e-3
         )
     assert 1.2 < max(line.get("reward", 0) for line in done.lines) < 2
+    rollouts = read_rollouts(done.run.folder)
+    assert {row["step"] for row in rollouts} == {1, 2}
+    assert {row["finish"] for row in rollouts} <= {"stop", "length", "tool"}
+    for row in rollouts:
+        assert row["rewards"]["Game"] == pytest.approx(row["reward"])
+        # A look earns a point near, two far.
+        assert row["reward"] >= row["completion"].count("tool: ") > 0
 
 
 STOPS = """
@@ -559,6 +566,9 @@ def test_a_stopped_agent_resumes_to_the_same_bits(called, mine):
     assert called(*words, name="stopped").code == 0
     weights = [done.run.model / "model.safetensors" for done in (uninterrupted, stopped)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+    paths = [done.run.folder / "completions.jsonl" for done in (uninterrupted, stopped)]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert [row["step"] for row in read_rollouts(stopped.run.folder)][-1] == 3
 
 
 @pytest.mark.slow

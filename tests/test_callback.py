@@ -13,7 +13,7 @@ import torch
 from transformers import TrainerState
 
 from runner.__main__ import main
-from runner.config import compose
+from runner.config.composition import compose
 from runner.config.experiment import Experiment
 from runner.errors import ConfigError
 from runner.io.files import read_json

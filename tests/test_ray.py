@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from runner.__main__ import main
-from runner.config import compose
+from runner.config.composition import compose
 from runner.errors import ConfigError, EnvironmentFault
 from runner.launch import ray as queue
 from runner.launch.queue import Place

@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 from laid import jobs_of
 
-from runner import config
-from runner.__main__ import main, read_command_line
+from runner.__main__ import main
 from runner.command._option import options_of, split_options
+from runner.command._words import read_command_line
+from runner.config.composition import compose
+from runner.config.menu import read_menu
 from runner.dataset.form import FORMS_FOR
 from runner.errors import RunnerError
 from runner.launch.compose.stages import compose_runs
@@ -49,7 +51,7 @@ def write_experiment_files(command):
     shutil.copy(ROOT / "tests" / "importers" / "axolotl_dpo.yaml", "axolotl.yml")
     shutil.copy(ROOT / "tests" / "importers" / "swift_sft.sh", "train.sh")
     if "RUN/config.yaml" in command:
-        write_config(Path("outputs/NAME/RUN"), config.compose([]).cfg)
+        write_config(Path("outputs/NAME/RUN"), compose([]).cfg)
 
 
 @pytest.mark.slow
@@ -101,7 +103,7 @@ def test_every_page_of_the_menu_is_in_its_index():
 
 def test_options_named_on_the_first_page_exist():
     rows = re.findall(r"^\| ((?:`\w+=` ?)+)\| (.*) \|$", FIRST, re.M)
-    menu = config.read_menu()
+    menu = read_menu()
     assert rows
     for groups, options in rows:
         names = set(itertools.chain(*(menu[group] for group in re.findall(r"`(\w+)=`", groups))))
@@ -177,7 +179,7 @@ def test_the_container_is_built_by_the_first_command():
 
 
 def test_every_option_group_is_in_the_table():
-    groups = set(config.read_menu()) - {"experiment"}
+    groups = set(read_menu()) - {"experiment"}
     assert groups <= set(re.findall(r"`(\w+)=`", TEXT))
 
 
@@ -206,5 +208,6 @@ def test_the_chain_of_the_first_page_runs(tmp_path, monkeypatch):
     commands = [shlex.split(line, comments=True)[3:] for line in block.splitlines()]
     trainings = [words for words in commands if words[0].startswith("name=")]
     assert len(trainings) == 2
+    few = ("trainer.args.max_steps=2", "dataset.limit.train=32", "dataset.limit.eval=4")
     for words in trainings:
-        assert main([*words, "trainer.args.max_steps=2"]) == 0
+        assert main([*words, *few]) == 0

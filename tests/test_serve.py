@@ -239,9 +239,10 @@ def test_a_server_that_ends_by_itself_is_told(lay, tmp_path, monkeypatch, capfd)
     assert "exit code 3" in error
 
 
-# The command as a terminal starts it: Ctrl-C is not ignored.
+# The command as a terminal starts it: neither Ctrl-C nor the end of the terminal is ignored.
 FOREGROUND = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "signal.signal(signal.SIGHUP, signal.SIG_DFL); "
     "from runner.__main__ import main; sys.exit(main())"
 )
 

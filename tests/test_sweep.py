@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from runner import __main__ as door
-from runner import config
 from runner.config import composition
+from runner.config.composition import compose_unresolved
 from runner.config.experiment import Experiment, LauncherPart
+from runner.config.menu import read_menu
 from runner.config.override import force
 from runner.errors import ConfigError
 from runner.io.files import MENU, read_json
@@ -235,9 +236,9 @@ def test_values_laid_on_top_are_what_hydra_makes_of_them(words):
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    ours, _ = config.compose_unresolved(words)
+    ours, _ = compose_unresolved(words)
     with initialize_config_dir(str(MENU), version_base="1.3", job_name="runner"):
-        theirs = compose("config", force(words, config.read_menu()), return_hydra_config=True)
+        theirs = compose("config", force(words, read_menu()), return_hydra_config=True)
     plain = [OmegaConf.to_container(cfg, resolve=False) for cfg in (ours, theirs)]
     for cfg in plain:
         del cfg["hydra"]

@@ -21,7 +21,7 @@ import pytest
 from laid import lay_run
 
 from runner.__main__ import main
-from runner.config import compose
+from runner.config.composition import compose
 from runner.config.experiment import Tracking
 from runner.config.menu import read_options
 from runner.errors import ConfigError, EnvironmentFault

@@ -8,10 +8,12 @@ import yaml
 from laid import lay_run
 
 import runner
-from runner.__main__ import main, read_command_line
+from runner.__main__ import main
 from runner.command import VERBS
+from runner.command._words import read_command_line
 from runner.config.dialect import read_sections
-from runner.config.menu import find_menu_here, read_menu
+from runner.config.menu import read_menu
+from runner.config.user_folder import find_menu_here
 from runner.errors import ConfigError
 from runner.io.files import MENU
 from runner.validate.context import PLAIN_GROUPS, TOP

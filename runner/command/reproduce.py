@@ -13,7 +13,7 @@ from runner.launch.by_launcher import launch
 from runner.report.facts import split_command, words_of
 from runner.run import open_run, write_manifest
 from runner.run.record import RunRecord, check_finished, check_whole, find_runs, read_run
-from runner.validate import find_dangers, find_frozen_faults
+from runner.validate.configuration import find_dangers, find_frozen_faults
 from runner.validate.values_at_keys import MAX_NAME_LETTERS, is_folder_name
 
 

@@ -95,6 +95,9 @@ class TrainerPart(Part):
     """Seconds that a call of a tool may take."""
     images: bool = False
     """It takes rows with images."""
+    sampler: Literal["auto", "runner", "transformers", "vllm"] | None = None
+    """What samples completions: auto is the runner where it samples as transformers would; null,
+    as in runs of earlier versions, is as TRL does."""
 
     @property
     def args(self) -> TrainerArgs:
@@ -426,8 +429,9 @@ class Experiment(Part):
 
     @cached_property
     def rewards(self) -> dict[str, RewardPart]:
-        """The rewards by their names; a single one is called ``reward``."""
-        nodes = self.group("reward")
+        """The rewards by their names; a single one is called as its function is."""
+        node = self.node.get("reward") or {}
+        nodes = named(node, str(node.get("_target_")).rpartition(".")[2])
         return {name: RewardPart.read(node) for name, node in nodes.items()}
 
     @cached_property

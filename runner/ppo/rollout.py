@@ -166,6 +166,35 @@ class Rollout:
             row_lengths=lengths if padding_free else None,
         )
 
+    def to_rows(self, names: Sequence[str]) -> list[dict[str, object]]:
+        """The completions with their rewards, by these names, and the mean of their advantages."""
+        assert self.reward_sums_BF is not None and self.earned_BR is not None
+        advantages_B = (self.advantages_BR * self.mask_BR).sum(1) / self.mask_BR.sum(1)
+        figures = zip(
+            self.completions,
+            self.reward_sums_BF.tolist(),
+            self.earned_BR.nansum(1).tolist(),
+            advantages_B.tolist(),
+            strict=True,
+        )
+        rows: list[dict[str, object]] = []
+        for completion, sums, reward, advantage in figures:
+            rewards = {}
+            for name, value in zip(names, sums, strict=True):
+                rewards[name] = None if math.isnan(value) else value
+            rows.append(
+                {
+                    "prompt": completion.prompt,
+                    "completion": completion.answer,
+                    "rewards": rewards,
+                    "reward": reward,
+                    "advantage": advantage,
+                    "tokens": len(completion.token_ids),
+                    "finish": completion.finish,
+                }
+            )
+        return rows
+
     def to_table(self, scores_B: Tensor, step: int, set_name: str) -> list[dict[str, object]]:
         """The rows of ``completions.jsonl``, with the score of each completion."""
         table: list[dict[str, object]] = []

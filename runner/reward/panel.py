@@ -48,6 +48,53 @@ OF_THE_MACHINE = (ConnectionError, MemoryError, ImportError)
 
 
 @dataclass
+class ScoredCompletions:
+    """The completions that rewards were asked for last, and what each of them earned."""
+
+    # As a trainer gives them: ``prompts``, ``completions`` and, by most, ``completion_ids``.
+    columns: Arguments = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)  # by the names of the rewards
+
+    def add(self, name: str, answer: Answer, columns: Arguments) -> None:
+        """Note what a reward has answered; other completions take the place of those before."""
+        if columns["completions"] is not self.columns.get("completions"):
+            self.columns = columns
+            self.answers = {}
+        self.answers[name] = answer
+
+    def clear(self) -> None:
+        """Forget all, so that nobody takes it for what is scored next."""
+        self.columns = {}
+        self.answers = {}
+
+    def earned(self, row: int) -> dict[str, float | None]:
+        """The reward of a completion by each name; of one for each step, their sum."""
+        earned: dict[str, float | None] = {}
+        for name, answer in self.answers.items():
+            value = answer[row]
+            earned[name] = sum(value) if isinstance(value, list) else value
+        return earned
+
+
+def watch_reward(name: str, function: Callable[..., Any], scored: ScoredCompletions) -> Any:
+    """The same reward function, whose answers are noted as well."""
+
+    @functools.wraps(function)
+    def call(**columns: Any) -> Any:
+        answer = function(**columns)
+        scored.add(name, answer, columns)
+        return answer
+
+    @functools.wraps(function)
+    async def call_later(**columns: Any) -> Any:
+        answer = await function(**columns)
+        scored.add(name, answer, columns)
+        return answer
+
+    return call_later if inspect.iscoroutinefunction(function) else call
+
+
+@dataclass
 class RewardTracker:
     """The rewards of the same completions, and the answers that they gave."""
 
@@ -58,6 +105,7 @@ class RewardTracker:
     answers: dict[str, Answer] = field(default_factory=dict)
     # The lowest reward, the highest, and how many there were, by name.
     ranges: dict[str, tuple[float, float, int]] = field(default_factory=dict)
+    scored: ScoredCompletions = field(default_factory=ScoredCompletions)
 
     def spread(self) -> dict[str, tuple[float, float, int]]:
         """The lowest and the highest reward of each name since the start, with their number."""
@@ -115,10 +163,11 @@ class Scorer:
     per_step: bool = False  # a list of numbers for a completion is allowed
     tracker: RewardTracker | None = None
     group: str = "reward"
+    where: str = ""  # its key in the configuration, where that is not its name in the group
 
     def __post_init__(self) -> None:
         self.__name__ = self.name
-        self.where = f"{self.group}.{self.name}"
+        self.where = self.where or f"{self.group}.{self.name}"
         if self.tracker is not None:
             self.tracker.earned[self.name] = []
 
@@ -145,6 +194,7 @@ class Scorer:
         values = check_answer(self.where, answer, prompts, per_step=self.per_step)
         if self.tracker is not None:
             self.tracker.record_answer(self.name, values, prompts)
+            self.tracker.scored.add(self.name, values, columns)
             if self.tracker.has_tools and "log_metric" in columns:
                 completions = columns["completions"]
                 turns = 0

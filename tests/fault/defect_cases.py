@@ -259,7 +259,7 @@ DEFECTS = (
     Defect(
         "faults_one_at_a_time",
         "The check ends at its first fault.",
-        "runner/validate/__init__.py",
+        "runner/validate/configuration.py",
         "return sorted(faults, key=position)",
         "return sorted(faults, key=position)[:1]",
         tests=(

@@ -11,10 +11,8 @@ from runner.config.build import build
 from runner.config.experiment import Experiment
 from runner.dataset.weigh import carries_weights
 from runner.errors import ConfigError, Fault, own_place, reason_of
-from runner.generate.episode import Environment
 from runner.generate.sampler import Model
 from runner.io.terminal import mute_libraries
-from runner.model.chat import check_calls
 from runner.model.check import no_stop_strings
 from runner.model.encoding import processor_of
 from runner.run import Run
@@ -35,7 +33,7 @@ from runner.training.components.evaluation import build_measure
 from runner.training.components.held_out_engine import HeldOutEngine
 from runner.training.components.model import build_model
 from runner.training.components.rehearsal import blaming, rehearse_components
-from runner.training.components.rewards import build_rewards, to_model_rewards
+from runner.training.components.rewards import build_rewards, build_samples, to_model_rewards
 from runner.training.components.row_order import group_lengths
 from runner.training.components.scorers import build_metrics
 from runner.training.components.token_weights import (
@@ -50,6 +48,7 @@ from runner.training.components.trainer_parts import (
     build_collator,
     build_loss,
     optimizer_maker,
+    sampling_context,
     schedule_maker,
 )
 from runner.training.components.training_rows import (
@@ -87,9 +86,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     agent = agent_of(part, functions)
     rewards = build_rewards(experiment, args, agent)
     reward_models = to_model_rewards(rewards, tokenizer, args)
-    if agent and isinstance(agent.environments, Environment) and agent.environments.has_tools:
-        check_calls(tokenizer)
-    if are_chats(experiment, args, tokenizer, rows.train):
+    if are_chats(experiment, args, tokenizer, rows.train, agent):
         rows = check_chats(experiment, tokenizer, rows)
         if any(map(carries_weights, rows.sets)):
             experiment = with_turn_weights(experiment, args, rows.train)
@@ -122,9 +119,11 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     engine = HeldOutEngine(is_wanted=experiment.engine == "vllm")
     hooks = Hooks(
         evaluates=part.evaluates,
+        sampling=sampling_context(experiment),
         measure=build_measure(run, tokenizer, metrics, agent, halvings, engine.sampler_of),
         on_loss=health.observe_loss,
         on_log=functools.partial(adjust_logs, adjustments) if adjustments else None,
+        samples=build_samples(run, tokenizer, rewards),
         reward_means=rewards.panel.pop_means if rewards.panel else None,
         make_optimizer=optimizer_maker(experiment.optimizer),
         make_schedule=schedule_maker(experiment.optimizer),

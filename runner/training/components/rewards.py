@@ -1,6 +1,7 @@
 """Rewards, under the names that the config gives them."""
 
 from dataclasses import dataclass
+from itertools import repeat
 
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments
@@ -13,8 +14,10 @@ from runner.model.chat import set_template
 from runner.reward.outcome import ScoringModel, load_reward_model
 from runner.reward.panel import RewardTracker, to_scorer
 from runner.reward.reading import REWARD_KEY
+from runner.run import Run
 from runner.training.components.scorers import Reward, build_scorer
 from runner.training.components.tools import has_tools
+from runner.training.step_samples import StepSamples
 
 
 @dataclass(frozen=True)
@@ -44,15 +47,16 @@ def build_rewards(
     is_single = "_target_" in (experiment.node.get("reward") or {})
     for name, part in experiment.rewards.items():
         reward = build_scorer(part, random_head=random_head)
+        key = "reward" if is_single else f"reward.{name}"
         if isinstance(reward, nn.Module):
-            key = "reward" if is_single else f"reward.{name}"
             setattr(reward, REWARD_KEY, key)
-        _check_template(reward, f"reward.{name}.path")
+        _check_template(reward, f"{key}.path")
         if isinstance(reward, nn.Module) and not per_step:  # a ModelReward will ask and watch it
             panel.earned[name] = []
             rewards.append(reward)
         else:
-            scorer = to_scorer(name, reward, timeout=part.timeout, per_step=per_step, tracker=panel)
+            options = {"timeout": part.timeout, "per_step": per_step, "where": key}
+            scorer = to_scorer(name, reward, tracker=panel, **options)
             rewards.append(scorer)
         weights.append(float(part.weight))
     for paid in build_environment_rewards(agent, list(experiment.rewards)):
@@ -102,3 +106,12 @@ def to_model_rewards(
             rewards.functions[index] = model
             models.append(model)
     return models
+
+
+def build_samples(
+    run: Run, tokenizer: PreTrainedTokenizerBase, rewards: BuiltRewards
+) -> StepSamples:
+    """The notes from which a few of the completions are written that a run learns from."""
+    panel = rewards.panel or RewardTracker()
+    weights = dict(zip(panel.earned, rewards.weights or repeat(1.0), strict=False))
+    return StepSamples(run.folder / "completions.jsonl", tokenizer, panel.scored, weights)
