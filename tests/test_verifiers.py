@@ -10,6 +10,7 @@ import pytest
 
 from runner.errors import ConfigError, DataError
 from runner.generate.episode import settle
+from runner.generate.tool_guard import guard_environment
 
 pytest.importorskip("aiohttp")
 HERE = Path(__file__).parent
@@ -172,6 +173,16 @@ def test_an_environment_that_hangs_is_left_when_its_time_is_over(load):
     assert after is None
     assert settle([good.get_reward()]) == [{"is_good": 4.0}]
     assert not source.running
+
+
+def test_an_environment_that_lets_nothing_else_run_is_interrupted(load):
+    source = load("failing_tasks")
+    make = guard_environment(source.make, "environment", seconds=0.1)
+    (row,) = source.rows(1, 0, held_out=False)
+    episode = make()
+    settle([episode.reset(**row)])
+    with pytest.raises(DataError, match="TimeoutError|took longer"):
+        settle([episode.respond(say("blocks"))])
 
 
 def test_another_task_than_that_of_the_row(load):

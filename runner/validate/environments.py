@@ -54,7 +54,7 @@ def find_environment_id_faults(context: ValidationContext) -> Iterator[Fault]:
         found = f"{name}, a module that does not say that it is made for verifiers"
         fix = f"'allow=[{module}]'  (if you trust that module)"
     else:
-        guess = best_guess(module, installed)
+        guess = best_guess(module, [*installed, *context.allow])
         found = f"{name}, which is not installed"
         fix = f"={guess}" if guess else "pip install <the environment's package>"
     names = ", ".join(sorted(installed)) or "none is installed"

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 
 import verifiers.v1 as vf
 
@@ -35,6 +36,8 @@ class FailingEnv(vf.Env[FailingConfig]):
             raise RuntimeError("it is spoilt")
         if mood == "hangs":
             await asyncio.sleep(3600)
+        if mood == "blocks":
+            time.sleep(3600)
         if mood == "dies":
             os._exit(1)
         if mood == "again":

@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 class OpenEnv:
     """Seeds as rows, and a session of the server for each completion."""
 
+    packages = ("openenv-core",)
+
     def __init__(
         self,
         url: str | None = None,
@@ -197,8 +199,11 @@ class OpenEnv:
             self._free.append(session)
 
     async def _end_sessions(self) -> None:
-        for session in list(self._sessions):
-            await self.end(session)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*map(self.end, list(self._sessions)))
 
     def _explained(self, error: BaseException) -> BaseException:
         if FULL not in str(error):

@@ -49,6 +49,7 @@ class Verifiers:
         """
         import verifiers.v1 as vf
 
+        self.packages = ("verifiers", id.rpartition("/")[2])  # whose versions are noted
         self.environment, self.role = _load(id, config or {}, role)
         self._tasks: list[Any] = []
         self._further_tasks = iter(self.environment.taskset)
@@ -121,7 +122,7 @@ class Verifiers:
     # --- Its requests
 
     async def serving(self) -> Any:
-        """Where requests for the model go, once the servers are up that the environment needs."""
+        """The context of requests for the model, once the servers of the environment are up."""
         if self._server is None or self._context is None:
             self._context = asyncio.get_running_loop().create_future()
             self._server = asyncio.create_task(self._serve(self._context))
