@@ -181,7 +181,7 @@ def test_an_environment_that_lets_nothing_else_run_is_interrupted(load):
     (row,) = source.rows(1, 0, held_out=False)
     episode = make()
     settle([episode.reset(**row)])
-    with pytest.raises(DataError, match="TimeoutError|took longer"):
+    with pytest.raises(DataError, match=r"TimeoutError|took longer|timed out"):
         settle([episode.respond(say("blocks"))])
 
 
