@@ -456,7 +456,7 @@ def test_threads_of_a_forked_process_that_compute_first_find_their_pool():
 def test_a_child_of_a_dead_driver_saves_its_step(tmp_path):
     script = (
         "import os, signal, sys, time\n"
-        "from runner.launch.processes import set_parent_death_signal\n"
+        "from runner.io.server_process import set_parent_death_signal\n"
         "def end(*_):\n    open(sys.argv[1], 'w').write('saved')\n    os._exit(0)\n"
         "parent, child = os.getpid(), os.fork()\n"
         "if child == 0:\n"

@@ -77,6 +77,9 @@ class Guard:
         async def call_later(*args: object, **arguments: object) -> object:
             self.awaited += 1
             if self.awaited == 1:
+                # A coroutine that lets no other one run is interrupted, and has failed then.
+                self.undisturbed.enter_context(contextlib.suppress(TimeoutError))
+                self.undisturbed.enter_context(within(2 * self.seconds, TimeoutError))
                 self.undisturbed.enter_context(self._undisturbed(arguments))
             try:
                 with self._explained(arguments, where):
