@@ -1,4 +1,4 @@
-"""The entry point: which verb, which words, and the exit code. No torch here.
+"""The entry point: a command or a key press, and the exit code. No torch here.
 
     python -m runner [VERB] [RUN ...] [key=value ...] [-m] [--dry-run] [--debug] [--config-dir DIR]
 
@@ -11,15 +11,11 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from runner.command import WORKING, CommandLine
 from runner.command._ending import print_end
-from runner.command._inspect import inspect
-from runner.command._versions import blame_versions, check_versions
-from runner.command._words import read_command_line
 from runner.config.user_folder import add_working_folder
-from runner.errors import EnvironmentFault, take_error_file
-from runner.io.terminal import copied_output, discard, print_uncaught
-from runner.launch.compose import stages, sweep_axes
+from runner.errors import take_error_file
+from runner.io.temporary import uncollected
+from runner.io.terminal import discard, print_uncaught
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,52 +25,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.excepthook = print_uncaught
     try:
         add_working_folder()
+        # A key press must be quick, and does without most of what a command imports.
         if words[:1] == ["--shell-completion"]:
-            from runner.command._completion import answer_shell
-
-            return answer_shell(words[1:])
-        line = read_command_line(words)
-        for note in line.notes:
-            print(note, file=sys.stderr)
-        if line.inspect:
-            return inspect(line)
-        if line.verb != "train":
-            return _call_verb(line)
-        # A command that only shows does without these.
-        from runner.launch import signals
-
-        if line.multirun or sweep_axes.chosen_sweep(line.overrides) is not None:
-            from runner.launch.start_runs import start_sweep
-
-            report = import_module("runner.command.report").report
-            return start_sweep(
-                line.overrides, line.folders, report, dry_run=line.dry_run, debug=line.debug
-            )
-        # Nothing has to be saved before the worker begins.
-        with signals.handle_signals(signals.Stop()), copied_output():
-            runs = stages.compose_runs(line.overrides, line.folders)
-            from runner.launch.start_runs import start_runs
-
-            return start_runs(runs, dry_run=line.dry_run, debug=line.debug)
+            with uncollected():
+                completion = import_module("runner.command._completion")
+                code: int = completion.answer_shell(words[1:])
+        else:
+            code = import_module("runner.command._dispatch").do_command(words)
+        return code
     except KeyboardInterrupt:  # between two runs, where no worker listens
         return 130
     except Exception as error:
+        from runner.command._versions import blame_versions
+
         return print_end(blame_versions(error, words), words)
     finally:
         _flush_output()
-
-
-def _call_verb(line: CommandLine) -> int:
-    """Have another verb than train do its work."""
-    from runner.config.environment_variables import find_variable_faults
-    from runner.launch import processes
-
-    processes.prepare_environment()
-    if line.verb in WORKING:
-        EnvironmentFault.refuse(find_variable_faults())
-        line = check_versions(line)
-    code: int = import_module(f"runner.command.{line.verb}").main(line)
-    return code
 
 
 def _flush_output() -> None:

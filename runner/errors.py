@@ -313,11 +313,8 @@ def name_jobs(jobs: Sequence[tuple[Sequence[str], Iterable[Fault]]]) -> list[Fau
     return named
 
 
-def check_library(module: str, where: str, package: str = "") -> None:
-    """Raise EnvironmentFault if a library is not installed; it is not imported.
-
-    ``package`` is what pip calls it, if not by the name of the module.
-    """
+def check_library(module: str, where: str) -> None:
+    """Raise EnvironmentFault if a library is not installed; it is not imported."""
     if importlib.util.find_spec(module) is not None:
         return
     name = module.replace("_", "-")
@@ -326,7 +323,7 @@ def check_library(module: str, where: str, package: str = "") -> None:
             where=where,
             found=f"{name} is not installed",
             expected=f"the package {name}",
-            fix=to_install(package or name),
+            fix=to_install(name),
         )
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 from laid import lay_run
 from tiny import CHATML, ROWS, rows_of
 
-from runner.config import compose
+from runner.config.composition import compose
 from runner.model.gguf_process import LLAMA_WORDS, QWEN_WORDS
 from runner.run import write_config
 from runner.run.seal import seal

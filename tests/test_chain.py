@@ -10,12 +10,13 @@ from transformers import AutoModelForCausalLM
 
 from runner import __main__ as door
 from runner.command._trained_run import read_trained
+from runner.command._words import read_command_line
 from runner.errors import ConfigError, FolderError
 from runner.io.files import read_json, write_json
 from runner.launch.compose.stages import compose_runs
 from runner.run import Run, write_config
 from runner.run.inputs import check_fingerprints, read_fingerprints
-from runner.run.key import key_of
+from runner.run.key import folder_of, key_of
 
 TINY = "runner://model/tiny"
 LORA = {"_target_": "peft.LoraConfig"}
@@ -23,7 +24,7 @@ LORA = {"_target_": "peft.LoraConfig"}
 
 def composed(*words):
     """The runs of a command line, checked as the command checks them."""
-    line = door.read_command_line(words)
+    line = read_command_line(words)
     return compose_runs(line.overrides, line.folders)
 
 
@@ -54,6 +55,7 @@ def lay(tmp_path, monkeypatch):
 # --- The run that a word means ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_name_is_its_only_finished_run_or_the_best_of_several(lay):
     lay("sft", "b-02", state="failed")
     only = lay("sft", "a-01", eval_loss=0.3)
@@ -77,6 +79,14 @@ def test_a_name_is_its_only_finished_run_or_the_best_of_several(lay):
     )
 
 
+def test_a_run_whose_name_has_letters_beyond_ascii_is_found(lay):
+    only = lay("données", "a-01")
+    for word in ("outputs/données", "${run:données}", "outputs/données/a-01"):
+        (run,) = composed("trainer=dpo", f"model={word}")
+        assert run.cfg["model"]["path"] == only
+
+
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("words", "key"),
     [
@@ -101,9 +111,26 @@ def test_a_run_may_stand_wherever_a_model_does(lay, words, key):
     assert node == judge
 
 
+def test_a_run_among_options_is_refused_as_it_was_typed(lay):
+    """A sweep over options takes no paths; the fault has neither a reference nor its quoting."""
+    lay("judge", "a-01")
+    lay("judge", "b-02")
+    for words in (
+        ("model=tiny,outputs/judge",),
+        ("trainer=grpo", "reward=sorted_digits,outputs/judge"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            composed(*words)
+        *_, told = error.value.faults
+        assert told.found.startswith("no option 'outputs/judge'")
+        assert "best" not in str(error.value)
+        composed(*words[:-1], *told.fix.split())
+
+
 # --- An adapter as the start --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_adapter_is_merged_below_another_one_and_trained_further_without_one(lay):
     start = lay("sft", "a-01", peft=LORA)
     (run,) = composed("trainer=dpo", f"model.path={start}", "peft=lora")
@@ -138,6 +165,7 @@ def test_the_merge_that_nobody_typed_is_explained(lay, capsys):
     assert "merge: true" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_stage_means_the_same_before_the_one_below_it_has_trained(lay, tmp_path):
     path = tmp_path / "mine" / "experiment" / "chain.yaml"
     path.parent.mkdir(parents=True)
@@ -152,7 +180,7 @@ def test_a_stage_means_the_same_before_the_one_below_it_has_trained(lay, tmp_pat
     assert [run.cfg["model"].get("merge") for run in before] == [None, None, True]
     for run in before:
         folder = Path(run.cfg["output_root"], run.cfg["name"])
-        name = next(iter(door.stages.folder_of(run.cfg, run.overrides).parts[2:]))
+        name = next(iter(folder_of(run.cfg, run.overrides).parts[2:]))
         laid = Run(folder / name)
         laid.model.mkdir(parents=True)
         write_config(laid.folder, run.cfg)

@@ -17,7 +17,7 @@ from runner.schema.library_ranges import BY_CLASS, BY_GROUP
 from runner.schema.read import UNKNOWN, read_signature
 from runner.schema.source import public_names
 from runner.schema.text import nodes, to_override
-from runner.validate import find_all_faults, find_dangers
+from runner.validate.configuration import find_all_faults, find_dangers
 from runner.validate.context import ValidationContext
 from runner.validate.node import SET_BY_RUNNER
 from runner.validate.plain_secrets import find_secrets
@@ -1104,7 +1104,7 @@ def test_texts_that_only_resemble_secrets_are_allowed(path, value):
 def test_the_check_imports_nothing_heavy():
     code = f"""
         import json, sys
-        from runner.validate import find_all_faults
+        from runner.validate.configuration import find_all_faults
         cfg = json.loads({json.dumps(json.dumps(good()))})
         assert find_all_faults(cfg) == [], find_all_faults(cfg)
         cfg["trainer"]["args"]["lerning_rate"] = cfg["beta"] = 1

@@ -7,7 +7,7 @@ import torch
 
 from runner.__main__ import main
 from runner.collator import Buckets
-from runner.config import compose
+from runner.config.composition import compose
 from runner.config.experiment import Experiment
 from runner.errors import ConfigError
 from runner.run.history import read_metrics

@@ -100,6 +100,19 @@ def test_own_options_runs_and_files_are_offered(tmp_path, monkeypatch):
     assert "outputs/toy-dpo/" in complete(["watch", ""])
 
 
+def test_a_key_press_imports_nothing_that_only_commands_need():
+    code = (
+        "import sys; from runner.__main__ import main\n"
+        "main(['--shell-completion', 'words', 'trainer=grpo', 'trainer.args.loss_type='])\n"
+        "print([name for name in sys.modules if name.partition('.')[0] == 'hydra'"
+        " or name.startswith(('runner.launch', 'runner.importers', 'runner.dataset'))])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *candidates, modules = done.stdout.splitlines()
+    assert "trainer.args.loss_type=dapo\t" in candidates
+    assert modules == "[]"
+
+
 def test_an_unknown_shell_is_refused(capsys):
     for shell in ("bash", "fish", "zsh"):
         assert main(["--shell-completion", shell]) == 0

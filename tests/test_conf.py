@@ -10,7 +10,8 @@ import pytest
 from laid import jobs_of
 from needs import TRAINERS
 
-from runner.__main__ import main, read_command_line
+from runner.__main__ import main
+from runner.command._words import read_command_line
 from runner.config.choice import find_choice_faults
 from runner.config.menu import read_menu
 from runner.config.override import parse

@@ -8,9 +8,9 @@ from dataclasses import fields
 import pytest
 from laid import jobs_of
 
-from runner import config
 from runner.__main__ import main
 from runner.config import build, speed
+from runner.config.composition import compose, differences
 from runner.config.experiment import (
     Experiment,
     RewardPart,
@@ -22,6 +22,7 @@ from runner.config.limits import read_yaml
 from runner.config.menu import read_options
 from runner.config.override import expand, parse
 from runner.config.provenance import read_provenance
+from runner.config.user_folder import use_folders
 from runner.errors import ConfigError
 from runner.io.files import MENU
 from runner.run.key import key_of
@@ -29,7 +30,7 @@ from runner.validate.context import ValidationContext
 
 
 def test_any_field_can_be_set_without_a_plus():
-    composed = config.compose(["trainer=dpo", "trainer.args.max_steps=3", "+trainer.args.beta=0.5"])
+    composed = compose(["trainer=dpo", "trainer.args.max_steps=3", "+trainer.args.beta=0.5"])
     assert composed.cfg["trainer"]["args"]["max_steps"] == 3
     assert composed.cfg["trainer"]["args"]["beta"] == 0.5
     assert composed.typed == {"trainer", "trainer.args.max_steps", "trainer.args.beta"}
@@ -37,14 +38,12 @@ def test_any_field_can_be_set_without_a_plus():
 
 @pytest.mark.slow
 def test_the_default_name_says_trainer_model_and_dataset():
-    assert (
-        config.compose(["trainer=dpo", "dataset=toy_reviews"]).cfg["name"] == "dpo-tiny-toy_reviews"
-    )
+    assert compose(["trainer=dpo", "dataset=toy_reviews"]).cfg["name"] == "dpo-tiny-toy_reviews"
 
 
 def test_kl_coef_reaches_what_the_trainer_calls_it_and_the_trainers_own_key_wins():
     def beta(*overrides):
-        return config.compose(["trainer=dpo", *overrides]).cfg["trainer"]["args"]["beta"]
+        return compose(["trainer=dpo", *overrides]).cfg["trainer"]["args"]["beta"]
 
     assert beta("kl_coef=0.3") == 0.3
     assert beta("trainer.args.beta=0.5") == 0.5
@@ -54,12 +53,12 @@ def test_kl_coef_reaches_what_the_trainer_calls_it_and_the_trainers_own_key_wins
 
 def test_a_trainer_without_a_kl_coefficient_refuses_one():
     with pytest.raises(ConfigError, match="nothing in this configuration reads it"):
-        config.compose(["trainer=sft", "kl_coef=0.1"])
+        compose(["trainer=sft", "kl_coef=0.1"])
 
 
 def test_missing_options_are_reported_together_with_the_nearest():
     with pytest.raises(ConfigError) as error:
-        config.compose(["trainer=dop", "dataset=toy_reveiws", "peft=lora"])
+        compose(["trainer=dop", "dataset=toy_reveiws", "peft=lora"])
     assert [fault.where for fault in error.value.faults] == ["trainer", "dataset"]
     assert error.value.faults[0].fix == "trainer=dpo"
     assert error.value.faults[1].fix == "dataset=toy_reviews"
@@ -99,7 +98,7 @@ def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
     Options of a group that names its parts do combine.
     """
     with pytest.raises(ConfigError) as caught:
-        config.compose(
+        compose(
             [
                 "trainer=[sft,dpo]",
                 "dataset=[toy_sort,toy_reviews]",
@@ -123,17 +122,15 @@ def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
     )
     (tmp_path / "experiment" / "two.yaml").write_text(f"# @package _global_\n{defaults}\n")
     with pytest.raises(ConfigError) as caught:
-        config.compose(["experiment=two", "~quant"], [tmp_path])
+        compose(["experiment=two", "~quant"], [tmp_path])
     refused = [(fault.where, fault.found.partition("]")[0]) for fault in caught.value.faults]
     assert refused == [("peft", "[lora"), ("trainer", "[sft, dpo")]
     assert (
-        config.compose(["experiment=two", "trainer=dpo", "peft=lora"], [tmp_path]).choices[
-            "trainer"
-        ]
+        compose(["experiment=two", "trainer=dpo", "peft=lora"], [tmp_path]).choices["trainer"]
         == "dpo"
     )
     with pytest.raises(ConfigError) as caught:
-        config.compose(["trainer=sft,dpo", "reward=length,format"])
+        compose(["trainer=sft,dpo", "reward=length,format"])
     assert [fault.fix for fault in caught.value.faults] == [
         "python -m runner -m <the same words>",
         "python -m runner -m <the same words>, or 'reward=[length,format]'",
@@ -142,7 +139,7 @@ def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
 
 def test_a_value_that_must_be_given_is_named():
     with pytest.raises(ConfigError) as error:
-        config.compose(["dataset=hub"])
+        compose(["dataset=hub"])
     assert [fault.where for fault in error.value.faults] == ["dataset.path"]
 
 
@@ -164,7 +161,7 @@ def test_a_value_that_must_be_given_is_named():
 )
 def test_a_word_that_hydra_cannot_read_is_a_fault_with_a_fix(word, where, finding, fix):
     with pytest.raises(ConfigError) as caught:
-        config.compose([word])
+        compose([word])
     (fault,) = caught.value.faults
     assert (fault.where, fault.found[: len(finding)], fault.fix) == (where, finding, fix)
 
@@ -195,7 +192,7 @@ def test_a_file_that_hydra_cannot_read_is_a_fault(tmp_path, text, finding):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "x.yaml").write_text(f"# @package _global_\n{text}")
     with pytest.raises(ConfigError) as caught:
-        config.compose(["experiment=x"], [tmp_path])
+        compose(["experiment=x"], [tmp_path])
     assert finding in caught.value.faults[0].found
 
 
@@ -209,16 +206,14 @@ def test_a_users_folder_adds_and_shadows(tmp_path):
     # the default model brings keys of its own for the trainer
     hub_model = ("model=hub", "model.path=org/name")
     try:
-        assert config.compose(["trainer=dpo", *hub_model], [tmp_path]).cfg["trainer"] == {"a": 7.0}
+        assert compose(["trainer=dpo", *hub_model], [tmp_path]).cfg["trainer"] == {"a": 7.0}
         assert (
             "b"
-            in config.compose(["trainer=mine", "learning_rate=1", *hub_model], [tmp_path]).cfg[
-                "trainer"
-            ]
+            in compose(["trainer=mine", "learning_rate=1", *hub_model], [tmp_path]).cfg["trainer"]
         )
     finally:
-        config.use_folders([])
-    assert "_target_" in config.compose(["trainer=dpo"]).cfg["trainer"]
+        use_folders([])
+    assert "_target_" in compose(["trainer=dpo"]).cfg["trainer"]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +263,7 @@ def test_serve_gives_only_what_is_asked_for():
 def test_differences():
     ours = {"a": {"b": 1, "c": 2}}
     theirs = {"a": {"b": 1, "c": 3}, "d": 4}
-    assert list(config.differences(ours, theirs)) == [("a.c", 2, 3), ("d", None, 4)]
+    assert list(differences(ours, theirs)) == [("a.c", 2, 3), ("d", None, 4)]
 
 
 @pytest.mark.parametrize(
@@ -282,7 +277,7 @@ def test_differences():
     ],
 )
 def test_a_batch_is_shared_by_processes_and_micro_batches(words, made):
-    args = config.compose(words).cfg["trainer"]["args"]
+    args = compose(words).cfg["trainer"]["args"]
     sizes = args["per_device_train_batch_size"], args.get("gradient_accumulation_steps")
     assert sizes == made
 
@@ -302,14 +297,14 @@ def test_a_batch_is_shared_by_processes_and_micro_batches(words, made):
 )
 def test_a_batch_that_cannot_be_shared_is_refused(words, where, fix):
     with pytest.raises(ConfigError) as refused:
-        config.compose(words)
+        compose(words)
     (fault,) = refused.value.faults
     assert (fault.where, fault.fix) == (where, fix)
 
 
 @pytest.mark.parametrize(("words", "expected"), [([], None), (["peft.r=4"], {"r": 4})])
 def test_settings_of_an_option_go_with_the_option(words, expected):
-    peft = config.compose(["experiment=ppo_pythia_tldr", "peft=none", *words]).cfg["peft"]
+    peft = compose(["experiment=ppo_pythia_tldr", "peft=none", *words]).cfg["peft"]
     assert peft == (expected and {"target_modules": ["query_key_value"]} | expected)
 
 
@@ -324,9 +319,10 @@ def chosen(monkeypatch):
 
     def call(*words, capability=0.0):
         monkeypatch.setattr(speed, "compute_capability", lambda: capability)
-        before, after = (config.compose([*words, *extra]) for extra in ((), ("speed=max",)))
+        before, after = (compose([*words, *extra]) for extra in ((), ("speed=max",)))
         assert "speed" not in after.cfg
-        assert len(after.speed) == len(read_options("speed")["max"])
+        told = len(read_options("speed")["max"]) + (after.sampler is not None)
+        assert len(after.speed) == told
         assert not before.speed
         args_before = before.cfg["trainer"]["args"]
         args_after = after.cfg["trainer"]["args"]
@@ -361,13 +357,10 @@ def test_speed_sets_what_is_sound_for_the_trainer_and_the_machine(chosen):
 
 @pytest.mark.slow
 def test_a_run_is_the_same_whether_speed_or_the_user_has_set_it():
-    keys = {
-        key_of(config.compose(["trainer=sft", "name=a", word]).cfg)
-        for word in ("speed=max", GROUPED)
-    }
+    keys = {key_of(compose(["trainer=sft", "name=a", word]).cfg) for word in ("speed=max", GROUPED)}
     assert len(keys) == 1
-    assert key_of(config.compose(["trainer=sft"]).cfg) not in keys
-    (setting, default) = read_provenance(config.compose(["speed=max"]).cfg, ["speed=max"]).of(
+    assert key_of(compose(["trainer=sft"]).cfg) not in keys
+    (setting, default) = read_provenance(compose(["speed=max"]).cfg, ["speed=max"]).of(
         GROUPED.partition("=")[0]
     )
     assert setting.place.startswith("conf/speed/max.yaml:")
@@ -380,7 +373,7 @@ def test_another_speed_is_a_fault_that_names_max():
         ("speed.x=true", "speed.x", "trainer.args.x="),
     ]:
         with pytest.raises(ConfigError) as caught:
-            config.compose(["speed=max", word] if "." in word else [word])
+            compose(["speed=max", word] if "." in word else [word])
         (fault,) = caught.value.faults
         assert fault.where == where
         assert str(fault).rpartition("type")[2].strip().startswith(fix)
@@ -401,9 +394,9 @@ def test_a_name_in_any_script_may_be_in_a_list_or_a_key(tmp_path):
     )
     text += "metric:\n  exact:\n    on: [b]\n"  # which YAML reads as true
     (tmp_path / "experiment" / "mine.yaml").write_text(text, encoding="utf-8")
-    assert config.compose(["experiment=mine"], [tmp_path]).cfg["metric"]["exact"]["on"] == ["b"]
+    assert compose(["experiment=mine"], [tmp_path]).cfg["metric"]["exact"]["on"] == ["b"]
     words = expand(["experiment=mine", "metric.exact.on=[算auc的dataset]"], {})
-    assert config.compose(words, [tmp_path]).cfg["metric"]["exact"]["on"] == ["算auc的dataset"]
+    assert compose(words, [tmp_path]).cfg["metric"]["exact"]["on"] == ["算auc的dataset"]
     with pytest.raises(ConfigError) as refused:
         parse(["dataset.split.eval={算auc的dataset: eval}"])
     assert "in a file of --config-dir" in refused.value.faults[0].fix
@@ -419,7 +412,7 @@ def test_keys_and_arguments_of_an_experiment_are_read_by_name():
         "tolerate.truncated=0.5",
         "on_sick=rollback",
     ]
-    experiment = config.compose(words).experiment
+    experiment = compose(words).experiment
     assert (experiment.name, experiment.seed) == ("dpo-tiny-toy", 0)
     assert (experiment.trainer.target, experiment.trainer.form) == ("trl.DPOTrainer", "preference")
     assert experiment.trainer.args["_target_"] == "trl.DPOConfig"
@@ -449,9 +442,9 @@ def test_null_is_not_the_default_of_a_key_that_may_be_null():
     assert experiment.rewards["usual"].timeout == RewardPart.timeout == 1800
 
 
-def test_a_single_part_has_the_name_of_its_group():
+def test_a_single_reward_has_the_name_of_its_function():
     node = {"_target_": "runner.reward.rule.length", "weight": 2.0}
-    assert Experiment.read({"reward": node}).rewards["reward"].weight == 2.0
+    assert Experiment.read({"reward": node}).rewards["length"].weight == 2.0
     assert Experiment.read({"reward": {"short": node}}).rewards["short"].weight == 2.0
 
 

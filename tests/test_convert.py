@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.config import compose
+from runner.config.composition import compose
 from runner.dataset.convert import Conversion, RowRequest
 from runner.dataset.detect import kept_columns, read_layout
 from runner.dataset.form import FORMS, FORMS_FOR, RowLayout, fits

@@ -29,6 +29,7 @@ from runner.dataset.mix import mix_rows
 from runner.dataset.remote_files import check_remote
 from runner.dataset.row_source import RowSource
 from runner.errors import DataError, EnvironmentFault, RunnerError
+from runner.io.files import read_rows
 
 ROOT = Path(__file__).parent.parent
 SORT = "runner://dataset/toy_sort"
@@ -646,7 +647,13 @@ def test_rows_whose_answers_are_dates_train_and_a_reward_gets_them_as_text(runne
     words = ("trainer=grpo", "dataset=rows.jsonl", "metric=none", "trainer.args.max_steps=1")
     small = ("num_generations=2", "max_completion_length=4", "per_device_train_batch_size=4")
     words_of_reward = ("reward._target_=mine.dated", "allow=[mine]")
-    runner(*words, *(f"trainer.args.{setting}" for setting in small), *words_of_reward)
+    small_words = (f"trainer.args.{setting}" for setting in (*small, "logging_steps=1"))
+    runner(*words, *small_words, *words_of_reward)
+    (metrics,) = runner.folder.glob("outputs/*/*/metrics.jsonl")
+    logged = {name for line in read_rows(metrics) for name in line}
+    assert {name for name in logged if name.startswith("rewards/") and "mean" in name} == {
+        "rewards/dated/mean"
+    }
 
 
 @pytest.mark.parametrize("batch", [2, 8])

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from runner.__main__ import main, read_command_line
+from runner.__main__ import main
 from runner.command import VERBS
 from runner.command._help import help_text
 from runner.command._option import options_of
+from runner.command._words import read_command_line
 from runner.errors import ConfigError
 
 

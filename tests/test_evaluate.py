@@ -15,7 +15,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from runner.__main__ import main, read_command_line
+from runner.__main__ import main
+from runner.command._words import read_command_line
 from runner.errors import ConfigError
 from runner.io.files import PACKAGE, read_json
 from runner.launch.compose.stages import compose_runs

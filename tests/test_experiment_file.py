@@ -10,8 +10,8 @@ import yaml
 import runner
 from runner.__main__ import main
 from runner.command._words import read_command_line
-from runner.config import compose, experiment_file
-from runner.config.composition import as_yaml
+from runner.config import experiment_file
+from runner.config.composition import as_yaml, compose
 from runner.errors import ConfigError, FolderError
 from runner.launch import hydra_plugin
 from runner.launch.compose.stages import compose_runs
@@ -212,6 +212,7 @@ def test_faults_name_the_line_of_the_file(here):
     assert fault.fix == "trainer.args.max_steps=5  (in own.yaml:3)"
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize(
     ("text", "where", "found"),
     [

@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 from laid import lay_run, write
 
 from runner.__main__ import main
-from runner.config import compose
+from runner.config.composition import compose
 from runner.errors import ConfigError, FolderError
 from runner.io.files import files_of
 from runner.report.card import base_of, to_card

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runner.config import compose
+from runner.config.composition import compose
 from runner.config.experiment import Tolerate
 from runner.errors import SickRun
 from runner.run.alarms import (

@@ -26,9 +26,9 @@ from safetensors.torch import load_file
 from toy import join_png
 from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaProcessor
 
-from runner import config
 from runner.__main__ import main
 from runner.config.build import serve
+from runner.config.composition import compose
 from runner.config.experiment import Experiment, TrainerPart
 from runner.config.menu import read_options
 from runner.dataset import media_source
@@ -421,7 +421,7 @@ def test_trainers_that_read_images_in_turns_need_them_in_all_rows_or_none(folder
 
 @pytest.mark.slow
 def test_the_words_of_a_new_model_that_sees_are_those_of_its_tokenizer():
-    cfg = config.compose(["experiment=toy_picture", "speed=max"]).cfg
+    cfg = compose(["experiment=toy_picture", "speed=max"]).cfg
     assert ModelWeights(source_of(Experiment.read(cfg)), dtype="float32").count == 220_864
     assert "train_sampling_strategy" not in cfg["trainer"]["args"]
 

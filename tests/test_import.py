@@ -14,7 +14,8 @@ import yaml
 
 from runner import config
 from runner.__main__ import main
-from runner.config import compose, dialect
+from runner.config import dialect
+from runner.config.composition import compose
 from runner.config.conversion import CONVERSIONS, plain
 from runner.config.dialect import find_dialects, read_table
 from runner.errors import ConfigError

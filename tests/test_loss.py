@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, logsigmoid
 
 from runner import loss
 from runner.__main__ import main
-from runner.config import compose
+from runner.config.composition import compose
 from runner.errors import ConfigError, SickRun
 from runner.io.files import MENU
 from runner.launch.signals import Stop

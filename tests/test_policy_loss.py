@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from runner.__main__ import main
-from runner.config import compose
+from runner.config.composition import compose
 from runner.config.experiment import LossPart
 from runner.errors import ConfigError
 from runner.launch.signals import Stop

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from runner.__main__ import main
-from runner.config import compose
+from runner.config.composition import compose
 from runner.errors import ConfigError, EnvironmentFault
 from runner.launch import ray as queue
 from runner.launch.queue import Place
@@ -206,6 +206,7 @@ def test_an_address_of_a_run_folder_is_reached_only_where_it_is_local_or_typed(
         assert f"launcher.address={address}" in stderr.replace("'", "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(find_spec("ray")), reason="ray is installed")
 def test_without_ray_the_install_hint_and_the_dry_run_work(runner):
     words = (*SHORT, "launcher=ray", "name=one")

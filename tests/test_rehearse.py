@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner.command._option import Option, options_of, split_options
-from runner.config import Composed
+from runner.config.resolution import Composed
 from runner.errors import Interrupted
 from runner.estimate import smoke
 from runner.estimate.case import Case, Reduced, group_by_structure, model_of, structure_of

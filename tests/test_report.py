@@ -7,7 +7,7 @@ import yaml
 from laid import lay_run
 
 from runner.__main__ import main
-from runner.config import compose
+from runner.config.composition import compose
 from runner.io.files import display_path
 from runner.report.compare import find_changed_keys
 from runner.report.drawing import Curve, thinned

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from runner.__main__ import main
 from runner.command._circumstances import obstacles
 from runner.command._verdict import judge_reproduction
-from runner.config import compose
+from runner.config.composition import compose
 from runner.errors import SickRun
 from runner.io.files import files_of, read_json
 from runner.launch.__main__ import main as start_worker

@@ -9,7 +9,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from runner.config import compose
+from runner.config.composition import compose
 from runner.config.experiment import Experiment
 from runner.errors import ConfigError, DataError, EnvironmentFault
 from runner.io.files import shipped
@@ -266,6 +266,15 @@ def test_a_template_of_a_reward_model_that_grows_is_refused(tmp_path, loader):
             ConfigError, match=r"reward\.model\.path\n.*takes more than 2 s(.|\n)*\.path=<another>"
         ):
             build_rewards(Experiment.read(cfg))
+
+
+def test_a_single_reward_has_the_name_of_its_function_and_the_key_that_is_typed():
+    cfg = {"reward": {"_target_": "runner.reward.rule.length"}}
+    (scorer,) = build_rewards(Experiment.read(cfg)).functions
+    assert (scorer.__name__, scorer.where) == ("length", "reward")
+    cfg = {"reward": {"near": {"_target_": "runner.reward.rule.length"}}}
+    (scorer,) = build_rewards(Experiment.read(cfg)).functions
+    assert (scorer.__name__, scorer.where) == ("near", "reward.near")
 
 
 def stepper(folder, kind):

@@ -17,7 +17,7 @@ from transformers import (
 
 from runner.io.files import shipped
 from runner.run import Run
-from runner.run.history import read_metrics
+from runner.run.history import read_metrics, read_rollouts
 
 TINY = shipped("runner://model/tiny")
 FEW = ("trainer.args.max_steps=2", "trainer.args.logging_steps=1", "metric=none")
@@ -115,6 +115,16 @@ def test_rewards_of_every_kind_are_logged_under_their_names(train, tmp_path, url
     assert -1 <= means["sorted_digits"] <= 1
     assert 0 <= means["process_model"] <= 1
     assert means["remote"] >= 0
+    rollouts = read_rollouts(done.run.folder)
+    assert [row["step"] for row in rollouts] == [1, 1, 1, 1, 2, 2, 2, 2]
+    for row in rollouts:
+        assert list(row["rewards"]) == names
+        assert row["tokens"] <= 12
+    if trainer == "grpo":  # of a prompt the best and the worst
+        best, worst, *_ = rollouts
+        assert best["prompt"] == worst["prompt"]
+        assert best["advantage"] > 0 > worst["advantage"]
+        assert best["reward"] > worst["reward"]
 
 
 def test_ppo_learns_from_a_models_scores_of_steps(train, tmp_path):

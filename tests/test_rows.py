@@ -13,8 +13,8 @@ from datasets import Json
 
 from runner.__main__ import main
 from runner.command._option import options_of, split_options
-from runner.config import compose
 from runner.config.build import serve
+from runner.config.composition import compose
 from runner.config.experiment import Experiment
 from runner.config.override import expand
 from runner.dataset.convert import read_arguments

@@ -13,7 +13,8 @@ from laid import lay_run, set_status
 
 from runner.__main__ import main
 from runner.command.report import report
-from runner.config import compose, run_name
+from runner.config import run_name
+from runner.config.composition import compose
 from runner.config.experiment import Experiment
 from runner.config.menu import read_menu
 from runner.config.override import expand
@@ -168,6 +169,12 @@ def test_a_name_cannot_lead_out_of_the_root(cfg, name):
         (["peft.r=8", "trainer.args.max_steps=9", "seed=1"], "peft.r-8+max_steps-9+seed-1"),
         (["x=" + "y" * 300], "x-" + "y" * 98),
         (["seed=1", "max_steps=" + "9" * 90, "a=2"], "seed-1"),
+        (["dataset.path=daten/Größe*.jsonl", "model=数据"], "dataset-Größe-.jsonl+model-数据"),
+        (["x=" + "数" * 50, "a=2"], "x-" + "数" * 32),
+        (
+            ["model.path=${best:outputs/sft}", 'reward.model.path=${run:"é"}'],
+            "model-sft+reward.model-é",
+        ),
         (
             ["reward._target_=runner.reward.rule.format", "+metric.own._target_=mine.exact"],
             "reward-format+metric.own-exact",
@@ -199,6 +206,24 @@ OWN = ("model=Qwen/Qwen2.5-0.5B", "dataset=data/Rows_1.jsonl.gz")
         (("dataset=data/*.jsonl",), "sft-tiny-data", ["sft-tiny-local"]),
         (("dataset=org/Tiny",), "sft-tiny-tiny", ["sft-tiny-hub"]),
         (("model=outputs/sft/a-01",), "sft-sft-toy", ["sft-hub-toy"]),
+        (
+            ("dataset=Donne\u0301es.jsonl",),
+            "sft-tiny-données",
+            ["sft-tiny-local", "sft-tiny-donne-es"],
+        ),
+        (("dataset=mes/数据.jsonl",), "sft-tiny-数据", ["sft-tiny-local", "sft-tiny-mes"]),
+        (
+            ("model=org/modèle", "dataset=数据.jsonl"),
+            "sft-modèle-数据",
+            [
+                "sft-hub-数据",
+                "sft-mod-le-数据",
+                "sft-modèle-local",
+                "sft-hub-local",
+                "sft-mod-le-local",
+            ],
+        ),
+        (("dataset=" + "数" * 40 + ".jsonl",), "sft-tiny-" + "数" * 20, ["sft-tiny-local"]),
         ((), "sft-tiny-toy", []),
         ((*OWN, "name=mine"), "mine", []),
     ],
@@ -215,12 +240,11 @@ def test_a_model_or_rows_of_ones_own_are_in_the_default_name_and_old_names_are_f
     assert folder_of(composed.cfg, composed.overrides).parent.name == name
     assert set(former_names) <= set(run_name.former_names(composed.cfg))
     for former_name in former_names:
-        before = open_run({**composed.cfg, "name": former_name}, ["path=x"])
-        run = open_run(composed.cfg, composed.overrides)
-        assert (
-            run.folder == before.folder == tmp_path / "outputs" / former_name / before.folder.name
-        )
-        assert run.cfg["name"] == former_name
+        cfg = {**composed.cfg, "output_root": str(tmp_path / f"with {former_name}")}
+        before = open_run({**cfg, "name": former_name}, ["path=x"])
+        run = open_run(cfg, composed.overrides)
+        assert run.folder == before.folder
+        assert run.folder.parent.name == run.cfg["name"] == former_name
     if name == "mine":
         assert run_name.former_names(composed.cfg) == []
 

@@ -165,6 +165,7 @@ def test_transformers_takes_the_words_and_needs_the_modules():
     assert all(f"is_{name}_available" in needed for name in (*SERVE_MODULES, "pydantic"))
 
 
+@pytest.mark.slow
 def test_an_adapter_is_merged_into_a_folder_that_goes(lay, capsys):
     run = lay(adapter=True)
     with prepared_server("vllm", read(run), 8123) as server:
@@ -239,9 +240,10 @@ def test_a_server_that_ends_by_itself_is_told(lay, tmp_path, monkeypatch, capfd)
     assert "exit code 3" in error
 
 
-# The command as a terminal starts it: Ctrl-C is not ignored.
+# The command as a terminal starts it: neither Ctrl-C nor the end of the terminal is ignored.
 FOREGROUND = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "signal.signal(signal.SIGHUP, signal.SIG_DFL); "
     "from runner.__main__ import main; sys.exit(main())"
 )
 

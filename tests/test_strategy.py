@@ -18,7 +18,8 @@ from tiny import tiny_model
 from transformers import AutoTokenizer
 
 from runner.__main__ import main
-from runner.config import compose, sharding
+from runner.config import sharding
+from runner.config.composition import compose
 from runner.config.experiment import Experiment
 from runner.errors import RunnerError
 from runner.run import Run

@@ -28,7 +28,7 @@ from needs import TINY, TRAINERS, needed
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 from vllm_there import STAND_IN
 
-from runner.config import compose
+from runner.config.composition import compose
 from runner.config.menu import read_options
 from runner.io.files import MENU, read_json, shipped
 from runner.run.history import read_metrics

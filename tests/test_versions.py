@@ -26,7 +26,7 @@ from runner.__main__ import main
 from runner.command import WORKING
 from runner.command._versions import check_versions
 from runner.command._words import read_command_line
-from runner.config import compose
+from runner.config.composition import compose
 from runner.errors import EnvironmentFault
 from runner.generate.sampler import cache_argument
 from runner.io.distribution import read_requirements
@@ -66,6 +66,7 @@ def test_a_version_that_was_not_tried_is_refused_in_words(
     assert f"type      pip install '{wanted}', or tolerate.versions=true" in error
 
 
+@pytest.mark.slow
 def test_a_version_that_was_not_tried_is_refused_by_the_public_command_before_torch(
     tmp_path, runner
 ):

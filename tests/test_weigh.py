@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import logsigmoid
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from runner import config
 from runner.__main__ import main
+from runner.config.composition import compose
 from runner.config.menu import read_menu
 from runner.config.override import expand
 from runner.dataset.weigh import (
@@ -337,7 +337,7 @@ def test_sequences_in_one_row_have_their_weights_in_one_row():
             "weight=answers leaves the same tokens",
         ),
         ("trainer=sft trainer.args.loss_type=dft", "loss=rescaled"),
-        ("trainer=sft loss._target_=runner.validate.find_all_faults allow=[runner]", ""),
+        ("trainer=sft loss._target_=runner.validate.dangers.find_risks allow=[runner]", ""),
         ("trainer=dpo trainer.args.precompute_ref_log_probs=true", "computed without weights"),
         ("trainer=dpo trainer.args.use_weighting=true", "log-probabilities without weights"),
         ("trainer=kto trainer.args.precompute_ref_log_probs=true", "computed without weights"),
@@ -630,7 +630,7 @@ def test_twice_the_weight_is_twice_the_loss(train, tmp_path):
 
 @pytest.mark.slow
 def test_several_rules_are_typed_as_a_list():
-    rules = config.compose(
+    rules = compose(
         expand(["weight=[answers, tool_calls]", "weight.answers.rest=0.1"], read_menu())
     ).cfg["weight"]
     assert rules["answers"]["rest"] == 0.1
@@ -645,11 +645,11 @@ def test_a_list_of_rules_in_a_file_is_answered_with_its_right_form(tmp_path, ent
     file.parent.mkdir()
     file.write_text(text.format(f"{entry}: [answers, tool_calls]"))
     with pytest.raises(ConfigError) as raised:
-        config.compose(["experiment=mine"], [tmp_path])
+        compose(["experiment=mine"], [tmp_path])
     told = raised.value.faults[0].fix.partition("  (")[0]
     assert told == "/weight@weight.answers: answers"
     file.write_text(text.format(f"{told}\n  - {told.replace('answers', 'tool_calls')}"))
-    assert [*config.compose(["experiment=mine"], [tmp_path]).cfg["weight"]] == [
+    assert [*compose(["experiment=mine"], [tmp_path]).cfg["weight"]] == [
         "answers",
         "tool_calls",
     ]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.__main__ import main, read_command_line
+from runner.__main__ import main
+from runner.command._words import read_command_line
 from runner.config.provenance import read_settings
 from runner.io.files import MENU, write_json
 from runner.launch.compose.stages import compose_runs

@@ -8,10 +8,12 @@ import yaml
 from laid import lay_run
 
 import runner
-from runner.__main__ import main, read_command_line
+from runner.__main__ import main
 from runner.command import VERBS
+from runner.command._words import read_command_line
 from runner.config.dialect import read_sections
-from runner.config.menu import find_menu_here, read_menu
+from runner.config.menu import read_menu
+from runner.config.user_folder import find_menu_here
 from runner.errors import ConfigError
 from runner.io.files import MENU
 from runner.validate.context import PLAIN_GROUPS, TOP
@@ -171,7 +173,7 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         assert re.search(rf"^  {key}: .* {re.escape(ours)}$", stdout, re.MULTILINE), stdout
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "fixes"),
     [
@@ -493,6 +495,7 @@ def test_the_menu_of_the_working_folder_is_used_and_that_is_said(tmp_path, monke
         assert not capsys.readouterr().err.startswith("conf ")
 
 
+@pytest.mark.slow
 def test_the_conf_of_another_application_adds_options_and_changes_nothing(
     tmp_path, monkeypatch, capsys
 ):

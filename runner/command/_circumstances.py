@@ -79,7 +79,13 @@ def compare_data(run: RunRecord, cfg: Config) -> None:
     experiment = Experiment.read(cfg)
     keep = columns_asked_for(build_rules(experiment.weights))
     form = experiment.trainer.form
-    rows, held_out = serve(experiment.dataset.node, to=form, seed=experiment.seed, keep=keep)
+    rows, held_out = serve(
+        experiment.dataset.node,
+        to=form,
+        seed=experiment.seed,
+        keep=keep,
+        environment=experiment.environment,
+    )
     old_data = flatten(run.manifest["data"])
     new_data = flatten({"train": describe_rows(rows), "eval": describe_rows(held_out)})
     faults = []

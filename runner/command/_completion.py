@@ -14,10 +14,10 @@ from pathlib import Path
 from runner.command import CFG, OF_ROWS, PRINTING, VERBS
 from runner.command._option import options_of
 from runner.command._typed_words import Candidates, TypedWords
-from runner.config.menu import FOLDER_FLAGS, searched_folders
+from runner.config.menu import FOLDER_FLAGS
 from runner.config.override import HELD
+from runner.config.user_folder import searched_folders
 from runner.errors import ConfigError, Fault
-from runner.io.temporary import uncollected
 from runner.run.find import is_run
 
 SCRIPTS = Path(__file__).parent / "completion"
@@ -47,7 +47,6 @@ def answer_shell(words: Sequence[str]) -> int:
     return 0
 
 
-@uncollected()  # a key press must be quick, and the trees of sources are many objects
 def complete(words: Sequence[str]) -> Candidates:
     """The candidates for the last of some words, which may be empty."""
     *typed, current = words or [""]

@@ -98,25 +98,25 @@ class Conversation:
     def _opening(self) -> list[TurnDict]:
         return [{"role": "system", "content": self.system}] if self.system else []
 
-    def instruct(self, system: str) -> None:
-        """Set the system prompt; ConfigError where no model would see it."""
+    def check_system(self, system: str) -> None:
+        """Raise ConfigError for a system prompt that this model would not see."""
         from runner.model.encoding import write
 
         turns = [{"role": "system", "content": system}, {"role": "user", "content": "?"}]
         found = ""
         if not self.is_chat:
             found = "a text is continued as it stands, and has no system prompt"
-        elif system:
+        else:
             try:
                 text = write(self.tokenizer, turns, {}, tokenize=False, add_generation_prompt=True)
                 if system not in text:
                     found = "the chat template leaves it out"
             except Exception as error:  # a template computes, and can fail in any way
                 found = f"the chat template refuses it: {error}"
-        if found and system:
+        if found:
             fix = "model.tokenizer.chat_template=chatml, or no system prompt"
+            found = f"{self.name}: {found}"
             raise ConfigError(Fault("system", found, "a template that writes it", fix))
-        self.system = system
 
     def to_rows(self) -> list[JsonObject]:
         """The conversation as rows of a dataset: one of messages, or one for each text."""
@@ -171,7 +171,9 @@ def open_conversation(request: Request, show: Callable[[str], object]) -> Conver
             agent=agent,
             sampler=sampler,
         )
-    conversation.instruct(options.system or "")
+    if options.system:
+        conversation.check_system(options.system)
+        conversation.system = options.system
     return conversation
 
 
@@ -179,7 +181,7 @@ def _offered_tools(request: Request, conversation: Conversation) -> Agent | None
     """The tools of a run, which show what they do; None without any."""
     if not request.options.tools:
         return None
-    agent = request.build_agent()
+    agent = request.build_agent(has_rows=False)
     if agent is None:
         return None
     if agent.environments is not None:

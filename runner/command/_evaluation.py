@@ -13,12 +13,12 @@ from runner.command.evaluate_options import Options
 from runner.dataset.form import fits
 from runner.errors import ConfigError, Fault, check_library
 from runner.generate.held_out_rows import find_prompt_fault
-from runner.metric.harness import check_folder
+from runner.metric.harness import check_tasks_folder
 from runner.schema.text import Node
 from runner.validate.mismatches import find_metric_faults
 
 # Keys of the configuration that both sides of a comparison share.
-SHARED = ("dataset", "metric", "reward", "allow", "seed", "tolerate")
+SHARED = ("dataset", "environment", "metric", "reward", "allow", "seed", "tolerate")
 
 
 def build_sides(line: CommandLine) -> list[Side]:
@@ -57,8 +57,7 @@ def _check_tasks(request: Request) -> None:
                 fix="lm_eval=[arc_easy,hellaswag]",
             )
         )
-    if options.include_path is not None:
-        check_folder(options.include_path, options.trust_remote_code)
+    check_tasks_folder(options)
     check_library("lm_eval", "lm_eval")
 
 
@@ -85,7 +84,8 @@ def _select_parts(request: Request) -> tuple[Request, list[str]]:
         reward = None
     if reward_fault and reward:
         faults.append(reward_fault)
-    if request.options.against is not None and not reward:
+    earns = reward or request.cfg.get("environment")
+    if request.options.against is not None and not earns:
         has_answers = fits(request.experiment.dataset.form, "answer")
         faults.append(
             Fault(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from runner.command._ask_options import AskOptions, ModelOptions
 from runner.config.experiment import Experiment
+from runner.config.run_name import ascii_spelt
 from runner.errors import DataError
 from runner.generate.held_out_rows import Rows, read_sets
 from runner.run import Run
@@ -68,12 +68,16 @@ class ModelRequest(Generic[Meant]):
         settings = {name: getattr(self.options, name) for name in SAMPLING if name != "seed"}
         return Sampling(**settings, rows=rows, max_length=context_length(model))
 
-    def build_agent(self) -> Agent | None:
-        """The tools and environments of the run; None where it has none."""
+    def build_agent(self, *, has_rows: bool = True) -> Agent | None:
+        """The tools and environments of the run; None where it has none.
+
+        An environment of the experiment begins with one of its rows, if the request ``has_rows``.
+        """
         from runner.training.components.tools import agent_of, build_functions
 
         trainer = self.experiment.trainer
-        return agent_of(trainer, build_functions(trainer))
+        environment = self.experiment.environment if has_rows else None
+        return agent_of(trainer, build_functions(trainer, environment))
 
     def folder(self, name: str) -> Path:
         """The folder of this name for what is written: in the run, or beside the runs."""
@@ -106,6 +110,8 @@ class InferenceRequest(ModelRequest[Options]):
         functions = functions_of(trainer.node)
         files = {name: self.cfg.get(name) for name in ("model", "dataset", "peft")}
         facts = {name: self.cfg.get(name) for name in parts}
+        if facts.get("environment") is None:  # so were all, before there were environments
+            facts.pop("environment", None)
         facts["limit"] = options.limit
         facts["set"] = options.set
         facts["n"] = options.n
@@ -134,10 +140,10 @@ class InferenceRequest(ModelRequest[Options]):
             )
         except DataError as error:
             if options.file is not None:  # which was typed in the place of dataset.path
-                faults = []
-                for fault in error.faults:
-                    faults.append(replace(fault, fix=fault.fix.replace("dataset.path=", "file=")))
-                error.faults = faults
+                error.faults = [
+                    replace(fault, fix=fault.fix.replace("dataset.path=", "file="))
+                    for fault in error.faults
+                ]
             raise
 
     def build_generator(self, model: Model, tokenizer: PreTrainedTokenizerBase) -> TextGenerator:
@@ -159,7 +165,7 @@ class InferenceRequest(ModelRequest[Options]):
             self.build_sampling(model, rows),
             options.seed,
             self.samples,
-            agent=self.build_agent(),
+            agent=self.build_agent(has_rows=getattr(self.options, "prompt", None) is None),
             sampler=sampler,
         )
 
@@ -191,4 +197,4 @@ def functions_of(trainer: Node) -> dict[str, Any]:
 
 def to_file_name(text: str) -> str:
     """A text as a part of a file's name, with no letter in it that leads elsewhere."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")
+    return ascii_spelt(text).strip("-.")

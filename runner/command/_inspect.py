@@ -4,10 +4,10 @@ import platform
 
 from runner.command import CommandLine
 from runner.command._help import help_text
-from runner.config import Composed
 from runner.config.batch import MADE
 from runner.config.composition import as_yaml, call_hydra
 from runner.config.override import latest, parse
+from runner.config.resolution import Composed
 from runner.io.distribution import NAME, read_project
 from runner.launch.compose import stages
 from runner.run import installed_version

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from runner.config import Composed
 from runner.config.override import latest
+from runner.config.resolution import Composed
 from runner.launch.compose import stages, sweep_axes
 from runner.launch.compose.grid import compose_jobs
 

@@ -2,16 +2,12 @@
 
 import gc
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from runner.command._known_answers import measure_answers
 from runner.command._sampled_answers import measure_sampled
 from runner.command._side import Side
 from runner.errors import DataError, Fault
 from runner.io.terminal import quiet
-
-if TYPE_CHECKING:
-    pass
 
 
 def measure_side(side: Side) -> None:
@@ -26,18 +22,7 @@ def measure_side(side: Side) -> None:
     with quiet():
         model, tokenizer = load_trained(request.experiment, request.weights, request.head)
         if request.options.tasks:
-            options = request.options
-            results = run_tasks(
-                model,
-                tokenizer,
-                options.tasks,
-                include_path=options.include_path,
-                trust_remote_code=options.trust_remote_code,
-                batch_size=options.batch_size,
-                num_fewshot=options.num_fewshot,
-                limit=options.limit,
-                apply_chat_template=options.apply_chat_template,
-            )
+            results = run_tasks(model, tokenizer, request.options.tasks, request.options)
             side.sets["lm_eval"] = Figures(scores=results.scores, errors=results.errors)
             return
         entries = request.experiment.group("metric")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.io.files import read_last_row
+from runner.io.files import read_rows
 from runner.run import Run
 from runner.run.history import SAMPLE_FILES
 
@@ -23,7 +23,7 @@ def is_chat_model(run: Run | None, tokenizer: PreTrainedTokenizerBase, style: st
         return False
     if run:
         for name in ("samples.jsonl", *SAMPLE_FILES):
-            sample = read_last_row(run.folder / name)
-            if sample:
+            # The first row, because those of a training may hold the text of a prompt's tokens.
+            for sample in read_rows(run.folder / name, most=1):
                 return not isinstance(sample.get("prompt"), str)
     return True

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from runner.command import CommandLine
 from runner.command._foreign_files import translate_files
-from runner.config import Composed, differences
 from runner.config.adapter_rate import FACTOR_KEY, KEY
+from runner.config.composition import differences
 from runner.config.provenance import Provenance, Setting, read_provenance, read_settings
+from runner.config.resolution import Composed
 from runner.errors import RunnerError
 from runner.launch.compose import stages
 from runner.report.facts import split_command, words_of

@@ -19,8 +19,8 @@ from runner.command._foreign_files import translate_files
 from runner.command._notebook import Cell, find_cell
 from runner.command._python_words import to_overrides
 from runner.command._trained_run import TrainedRun, read_trained
-from runner.config import Composed, searched_folders
-from runner.config.user_folder import add_working_folder
+from runner.config.resolution import Composed
+from runner.config.user_folder import add_working_folder, searched_folders
 from runner.errors import (
     ERROR_FILE,
     ConfigError,

@@ -8,7 +8,7 @@ from runner.config.choice import A_FILE
 from runner.config.menu import read_menu
 from runner.config.override import expand, is_experiment_file
 from runner.errors import ConfigError, Fault
-from runner.io.files import EXPERIMENT_FILES
+from runner.io.filetype import EXPERIMENT_FILES
 from runner.schema.text import to_override
 
 # The blanks between several overrides in one text.

@@ -25,10 +25,12 @@ def measure_sampled(
     from runner.training.components.reward_score import build_score
 
     request = side.request
-    score = build_score(request.experiment, tokenizer) if request.experiment.rewards else None
+    generator = request.build_generator(model, tokenizer)
+    score = None
+    if request.experiment.rewards or request.experiment.environment:
+        score = build_score(request.experiment, tokenizer, generator.agent)
     if not metrics and score is None:
         return
-    generator = request.build_generator(model, tokenizer)
     for name, rows in request.read_sets("prompt").items():
         is_chat = isinstance(rows[0]["prompt"], list)
         check_template(tokenizer, chats=is_chat)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.config import Composed
 from runner.config.experiment import Experiment, ModelPart
+from runner.config.resolution import Composed
 from runner.errors import Fault
 from runner.launch.processes import take_devices, visible_devices
 from runner.model.check import LOADER

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from runner.config import rank
+from runner.config.machines import rank
 from runner.errors import EnvironmentFault, Fault
 from runner.io.files import display_path
 from runner.run import Run, add_notes

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from runner.config import differences
+from runner.config.composition import differences
 from runner.errors import Fault, SickRun
 from runner.io.files import write_json
 from runner.report.compare import deviations

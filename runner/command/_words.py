@@ -16,16 +16,16 @@ from runner.command._help import help_text
 from runner.command._option import options_of
 from runner.config.choice import A_FILE, option_fault
 from runner.config.dialect import filled, meant_command
-from runner.config.menu import Options, read_menu, searched_folders
+from runner.config.menu import Options, read_menu
 from runner.config.override import (
     dotted_key,
     expand,
     is_experiment_file,
     is_local,
 )
+from runner.config.user_folder import searched_folders
 from runner.errors import ConfigError, Fault
-from runner.io.files import EXPERIMENT_FILES
-from runner.io.filetype import ROW_ENDINGS
+from runner.io.filetype import EXPERIMENT_FILES, ROW_ENDINGS
 from runner.launch.compose import stages, sweep_axes
 from runner.run.find import is_run
 from runner.schema.did_you_mean import best_guess, join_pairs, to_flag

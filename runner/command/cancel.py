@@ -9,11 +9,11 @@ from runner.command._option import read_options
 from runner.command.cancel_options import Options
 from runner.config.build import build
 from runner.errors import ConfigError, Fault
-from runner.launch.queue import Place, place_of, set_gone
-from runner.report.table import MAX_LINES
+from runner.io.terminal import MAX_LINES
+from runner.launch.queue import Place, look, place_of, set_gone
 from runner.run.record import RunRecord, find_runs
 from runner.schema.text import to_override
-from runner.validate import find_dangers
+from runner.validate.configuration import find_dangers
 from runner.validate.elsewhere import is_elsewhere
 
 
@@ -50,8 +50,7 @@ def _cancel_jobs(runs: Sequence[RunRecord], typed_address: str | None) -> dict[P
     _check_address(launcher.get("address"), typed_address, str(runs[0]))
     queue = build(launcher)
     queue.check()
-    seen = queue.look()
-    queue.fetch([run.folder for run in runs])
+    seen = look(queue, [run.folder for run in runs])
     places = {}
     for run in runs:
         place = place_of(run.run.status(), queue, seen)

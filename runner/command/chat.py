@@ -138,8 +138,11 @@ def _obey(text: str, conversations: Sequence[Conversation], file: Path) -> bool:
         print("(what was said is forgotten)")
     elif command == "/system":
         if rest:
+            # All of the models get it, or none does.
             for conversation in conversations:
-                conversation.instruct(rest)
+                conversation.check_system(rest)
+            for conversation in conversations:
+                conversation.system = rest
         print_visible(f"system    {conversations[0].system or 'none'}")
     elif command == "/save":
         _save(conversations, Path(rest).expanduser() if rest else file)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from runner.command import VERBS
 from runner.command._ask_options import AskOptions
+from runner.metric.harness import TaskSettings
 from runner.schema.ranges import Natural
 
 HELP = (
@@ -49,15 +50,12 @@ HELP = (
 
 
 @dataclass(frozen=True)
-class Options(AskOptions):
-    """The options of ``evaluate``."""
+class Options(AskOptions, TaskSettings):
+    """The options of ``evaluate``, with those of the tasks of ``lm_eval``."""
 
     against: str | None = None
     lm_eval: str | None = None
     num_fewshot: Natural | None = None
-    include_path: str | None = None
-    apply_chat_template: bool = False
-    trust_remote_code: bool = False
 
     @property
     def tasks(self) -> list[str]:

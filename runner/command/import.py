@@ -5,12 +5,12 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-from runner import config
 from runner.command import CommandLine
 from runner.command._editor_schemas import FOLDER, schema_line
 from runner.command._import_text import WIDTH, describe, quoted_words, to_file
 from runner.command._option import read_options
 from runner.command.import_options import Options
+from runner.config.composition import compose
 from runner.errors import ConfigError, Fault
 from runner.importers.draft import Draft
 from runner.importers.foreign_file import read_file
@@ -90,7 +90,7 @@ def faults_of(name: str, text: str, words: list[str]) -> list[Fault]:
         folder = Path(folder_name)
         write_text(folder / "experiment" / f"{name}.yaml", text)
         try:
-            composed = config.compose([f"experiment={name}", *words], [folder])
+            composed = compose([f"experiment={name}", *words], [folder])
             return stages.faults_of(composed, [folder])
         except ConfigError as error:
             return error.faults

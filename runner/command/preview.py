@@ -8,7 +8,7 @@ from runner.command import CommandLine
 from runner.command._option import options_in, split_options, to_record
 from runner.command._sheets import build_sheets, find_tokenizers, page_file, title_of
 from runner.command.preview_options import Options
-from runner.config import Composed
+from runner.config.resolution import Composed
 from runner.errors import ConfigError, Fault
 from runner.io.files import write_text
 from runner.io.terminal import print_error, quiet, shows_colours
@@ -16,7 +16,7 @@ from runner.launch.compose import stages
 from runner.report.page import to_preview_page
 from runner.report.tokens import MAX_WIDTH, Sheet, format_sheet
 from runner.run.record import check_whole, find_runs
-from runner.validate import find_dangers, find_frozen_faults
+from runner.validate.configuration import find_dangers, find_frozen_faults
 from runner.validate.hub_names import settle_hub
 from runner.validate.start import check_parts
 

@@ -13,7 +13,8 @@ from runner.config.groups import GROUPS
 from runner.config.menu import Options, takes_one
 from runner.config.override import HELD, find_place, is_experiment_file
 from runner.errors import Fault
-from runner.io.files import EXPERIMENT_FILES, HUB_NAME
+from runner.io.files import HUB_NAME
+from runner.io.filetype import EXPERIMENT_FILES
 from runner.schema.did_you_mean import best_guess, files_beside, nearest
 from runner.schema.read import read_signature
 from runner.schema.source import public_names
@@ -169,12 +170,13 @@ def _meant_option(group: str, name: str, menu: Options, meanings: Sequence[Meani
                 return as_typed(meaning.words)
     if group == "model" and os.path.isdir(f"outputs/{name}"):  # runs of this name
         return f"model.path='${{run:{name}}}'"
-    option, path = find_place(group, name, menu)
+    option, _ = find_place(group, name, menu)
     near = best_guess(name, options)
     if group in HELD and not near and HUB_NAME.fullmatch(name):
         option = option or "hub"
     if option:
-        return f"{group}={option} {group}.path={path}"
+        inner_key = "model.path" if group == "reward" else "path"
+        return f"{group}={option} {group}.{inner_key}={name}"
     target = _find_target(name) if group in GROUPS else ""
     if target:
         package = target.partition(".")[0]

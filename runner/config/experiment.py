@@ -95,6 +95,9 @@ class TrainerPart(Part):
     """Seconds that a call of a tool may take."""
     images: bool = False
     """It takes rows with images."""
+    sampler: Literal["auto", "runner", "transformers", "vllm"] | None = None
+    """What samples completions: auto is the runner where it samples as transformers would; null,
+    as in runs of earlier versions, is as TRL does."""
 
     @property
     def args(self) -> TrainerArgs:
@@ -159,6 +162,26 @@ class DatasetPart(Part):
     def mixed(self) -> list[str]:
         """The names of the datasets in a mixture."""
         return list(self.node.get("parts") or ())
+
+
+@dataclass(frozen=True)
+class EnvironmentPart(Part):
+    """The environment in which episodes are played; it may bring the rows, tools and rewards."""
+
+    size: Count = 1000
+    """The rows that it makes for the training."""
+    held_out: Count | None = 100
+    """The rows that it makes to hold out; null is none."""
+    seed: Seed | None = None
+    """The seed of its rows; null is that of the run."""
+    on_error: Literal["stop", "skip"] = "stop"
+    """An episode whose environment fails ends the run, or only itself, without a reward."""
+    timeout: Positive = 60.0
+    """Seconds that one call of the environment may take."""
+    max_turns: Count | None = None
+    """The most turns of the model in an episode; null is no limit but that of its tokens."""
+    weights: dict[str, float] | None = None
+    """The weights of its rewards by their names; null is its own, or 1 for each."""
 
 
 @dataclass(frozen=True)
@@ -382,6 +405,10 @@ class Experiment(Part):
         return DatasetPart.read(self.node.get("dataset"))
 
     @cached_property
+    def environment(self) -> EnvironmentPart | None:
+        return EnvironmentPart.read_chosen(self.node.get("environment"))
+
+    @cached_property
     def launcher(self) -> LauncherPart:
         return LauncherPart.read(self.node.get("launcher"))
 
@@ -415,8 +442,9 @@ class Experiment(Part):
 
     @cached_property
     def rewards(self) -> dict[str, RewardPart]:
-        """The rewards by their names; a single one is called ``reward``."""
-        nodes = self.group("reward")
+        """The rewards by their names; a single one is called as its function is."""
+        node = self.node.get("reward") or {}
+        nodes = named(node, str(node.get("_target_")).rpartition(".")[2])
         return {name: RewardPart.read(node) for name, node in nodes.items()}
 
     @cached_property

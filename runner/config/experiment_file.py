@@ -20,7 +20,7 @@ from typing import Any
 
 from runner.config.groups import GROUPS
 from runner.config.limits import check_size, encoding_fault, parse_yaml
-from runner.config.menu import Options, read_menu, read_options, takes_one
+from runner.config.menu import Options, option_of, read_menu, read_options, takes_one
 from runner.config.override import expand, is_experiment_file, parse
 from runner.errors import ConfigError, Fault
 from runner.schema.literal import to_text
@@ -262,8 +262,10 @@ def _of_run(content: Content, chosen: Collection[str]) -> Content:
         if group in chosen:
             continue
         # Some ask by which launcher it is, and no option of these sets what the node does not.
-        option = _option_of("launcher", frozen) if group == "launcher" else None
-        defaults.append({f"override /{group}": option})
+        option = ""
+        if group == "launcher":
+            option = option_of(group, select(frozen, "launcher._target_"))
+        defaults.append({f"override /{group}": option or None})
     _refer(frozen)
     texts = [text for _, text in scalars(frozen)]
     for key in REFERRED:
@@ -282,7 +284,8 @@ def _refer(frozen: Content) -> None:
     """Write references where an option of the same target has them, and the values agree."""
     leaves = flatten(frozen)
     for group in GROUPS:
-        option = read_options(group).get(_option_of(group, frozen) or "", {})
+        name = option_of(group, select(frozen, f"{group}._target_"))
+        option = read_options(group).get(name, {})
         cfg = option if group in option else {group: option}
         for path, text in scalars(cfg):
             reference = REFERENCE.fullmatch(str(text))
@@ -290,13 +293,3 @@ def _refer(frozen: Content) -> None:
                 continue
             if leaves[path] == leaves[reference[1]]:
                 _put(frozen, path.split("."), text)
-
-
-def _option_of(group: str, cfg: Node) -> str | None:
-    """The option of the menu that builds what the node of a group does; None for no such one."""
-    target = select(cfg, f"{group}._target_")
-    for name, option in read_options(group).items():
-        node = option.get(group, option)
-        if target is not None and isinstance(node, Mapping) and node.get("_target_") == target:
-            return name
-    return None

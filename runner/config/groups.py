@@ -4,6 +4,7 @@ GROUPS: tuple[str, ...] = (
     "trainer",
     "model",
     "dataset",
+    "environment",
     "peft",
     "quant",
     "collator",
@@ -17,7 +18,7 @@ GROUPS: tuple[str, ...] = (
     "launcher",
 )
 # Groups that a configuration without them does not name, and whose key it does not have.
-OPTIONAL = ("loss", "weight", "optimizer")
+OPTIONAL = ("environment", "loss", "weight", "optimizer")
 # Groups whose options are parts with names, so that several go together.
 SEVERAL = ("reward", "metric", "callback")
 # Those, and one whose options are composed into a single part.

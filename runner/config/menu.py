@@ -1,6 +1,6 @@
 """The menu of configs: the options that each group of a configuration offers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from runner.io.files import MENU
 from runner.schema.text import LOADER
 
 FOLDER_FLAGS = ("--config-dir", "-cd")
-NO_FOLDER = "none"  # in place of a folder of --config-dir
 
 Options = dict[str, list[str]]  # the names of the options of each group
 
@@ -30,33 +29,6 @@ def read_menu(folders: Sequence[Path] = ()) -> Options:
     return sorted_options
 
 
-def find_menu_here() -> Path | None:
-    """``conf/`` in the working folder, where it holds options of groups and is not the menu itself.
-
-    It counts as a folder of ``--config-dir``.
-    """
-    folder = Path("conf")
-    if not folder.is_dir() or folder.resolve() == MENU.resolve():
-        return None
-    for file in folder.glob("*/*.yaml"):
-        if (MENU / file.parent.name).is_dir():
-            return folder
-    return None
-
-
-def searched_folders(typed: Sequence[Path]) -> list[Path]:
-    """The user's folders that are searched: those of ``--config-dir``, or else the one found here.
-
-    None are, where ``none`` was typed for a folder.
-    """
-    if list(map(str, typed)) == [NO_FOLDER]:
-        return []
-    here = find_menu_here()
-    if here is not None and not typed:
-        return [here]
-    return list(typed)
-
-
 @cache
 def read_options(group: str) -> dict[str, Any]:
     """The content of each option of a group of the menu, by its name."""
@@ -64,6 +36,15 @@ def read_options(group: str) -> dict[str, Any]:
     for file in sorted(MENU.glob(f"{group}/*.yaml")):
         options[file.stem] = yaml.load(file.read_bytes(), LOADER) or {}
     return options
+
+
+def option_of(group: str, target: object) -> str:
+    """The option of the menu whose node has this ``_target_``; empty for no such one."""
+    for name, content in read_options(group).items():
+        node = content.get(group, content)
+        if target and isinstance(node, Mapping) and node.get("_target_") == target:
+            return name
+    return ""
 
 
 def takes_one(group: str) -> bool:

@@ -13,9 +13,9 @@ from runner.config.dialect import find_meanings
 from runner.config.groups import SEVERAL
 from runner.config.menu import Options
 from runner.errors import ConfigError, Fault
-from runner.io.files import EXPERIMENT_FILES
-from runner.io.filetype import ROW_ENDINGS
+from runner.io.filetype import EXPERIMENT_FILES, ROW_ENDINGS
 from runner.io.secrets import form_of
+from runner.io.temporary import uncollected
 from runner.schema.did_you_mean import respellings, seen_letters
 from runner.schema.literal import to_text
 from runner.schema.text import as_typed, flatten, to_override
@@ -49,6 +49,8 @@ MAX_LETTERS = 300  # of a word that a fault repeats
 # Keys that may hold a run in the place of its model.
 OF_MODELS = re.compile(r"(^|(?<!dataset)[._])(path|model|reward)$")
 REFERENCES = ("${run:", "${best:")  # begin the name of a run
+# A reference to a name with letters that OmegaConf's grammar does not know without quotes.
+REFERENCE_BEYOND_ASCII = re.compile(r"""\$\{(run|best):([^"'{}]*[^\x00-\x7f"'{}][^"'{}]*)\}""")
 
 
 def dotted_key(override: str) -> str:
@@ -103,7 +105,10 @@ def quote_text(word: str) -> str:
     ("dataset.split.train='train[:500]'", 'allow=[a]')
     >>> quote_text("metric.exact.on=[a,é b]"), quote_text("model.tokenizer.pad_token=[PAD]")
     ("metric.exact.on=[a,'é b']", "model.tokenizer.pad_token='[PAD]'")
+    >>> quote_text("model.path=${run:é}")
+    'model.path=${run:"é"}'
     """
+    word = REFERENCE_BEYOND_ASCII.sub(r'${\1:"\2"}', word)
     key, _, value = word.partition("=")
     quoted = f"{key}='{value}'"
     if key.endswith("_token") and value.startswith("["):
@@ -146,6 +151,8 @@ def expand(words: Sequence[str], menu: Options) -> list[str]:
             expanded.append(f"{key}={option}")
             inner_key = "model.path" if option == "model" else "path"  # that of reward=model
             expanded.append(f"{key}.{inner_key}={path}")
+        elif len(options) > 1:  # options and paths together, which is refused as it was typed
+            expanded.append(word)
         else:
             expanded.append(f"{key}{equals}{path}")
     return [quote_text(word) for word in latest(expanded)]
@@ -256,6 +263,7 @@ def _merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
 
 # --- What Hydra reads -----------------------------------------------------------------------------
 @functools.cache
+@uncollected()
 def _parser() -> "OverridesParser":
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -264,10 +272,11 @@ def _parser() -> "OverridesParser":
 
 def _read(word: str) -> "Override":
     """A word as Hydra reads it; ValueError if it cannot."""
+    parser = _parser()
     from hydra.errors import HydraException
 
     try:
-        (override,) = _parser().parse_overrides([word])
+        (override,) = parser.parse_overrides([word])
     except (HydraException, RecursionError, ArithmeticError) as error:  # such as an endless number
         raise ValueError(str(error)) from None
     return override

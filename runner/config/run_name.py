@@ -2,11 +2,13 @@
 
 A model or a dataset of the menu is called by its option, and one that lies in a folder, in a file
 or on the hub by the last part of its path. Earlier versions called such a one ``hub`` or
-``local``; the runs that they named are still found.
+``local``, and knew no letters beyond ASCII; the runs that they named are still found.
 """
 
 import os
 import re
+import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 
 # The options that say where a part lies, and not which one it is.
 PLACES = {"model": ("hub",), "dataset": ("local", "hub")}
-MAX_LETTERS = 60  # of a part of the name
+# The option of a dataset whose rows another group makes, and by whose option it is called.
+ENVIRONMENT = "environment"
+MAX_BYTES = 60  # of a part of the name
 
 
 def register_short_name() -> None:
@@ -29,17 +33,47 @@ def register_short_name() -> None:
 
 
 def _short_name(group: str, *, _root_: "DictConfig") -> str:
-    """The option of a group, or the last part of the path that it has in its place."""
+    """The option of a group, or the last part of the path that it has in its place.
+
+    Rows that an environment makes are called by the option of that.
+    """
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
-    option = str(HydraConfig.get().runtime.choices[group])
+    choices = HydraConfig.get().runtime.choices
+    option = str(choices[group])
+    if option == ENVIRONMENT and str(choices.get(ENVIRONMENT)) != "none":
+        option = str(choices[ENVIRONMENT])
     if option not in PLACES[group]:
         return option
     return name_of_path(OmegaConf.select(_root_, f"{group}.path")) or option
 
 
-def name_of_path(path: object) -> str:
+def spelt(text: str) -> str:
+    """A text with a dash for what people do not type in names; its letters stay in any script.
+
+    >>> spelt("Modèle v1.0 (数据)"), spelt("cafe\u0301")
+    ('Modèle-v1.0-数据-', 'café')
+    """
+    signs = []
+    for sign in unicodedata.normalize("NFC", text):
+        # Letters, the marks that belong to them, and numbers.
+        is_kept = sign in "._-" or unicodedata.category(sign)[0] in "LMN"
+        signs.append(sign if is_kept else " ")
+    return re.sub(" +", "-", "".join(signs))
+
+
+def ascii_spelt(text: str) -> str:
+    """The same, with a dash for letters beyond ASCII, too, as earlier versions named runs."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
+
+
+def shortened_to(text: str, size: int) -> str:
+    """The first letters of a text that take at most ``size`` bytes in the name of a file."""
+    return text.encode()[:size].decode(errors="ignore")
+
+
+def name_of_path(path: object, spell: Callable[[str], str] = spelt) -> str:
     """The last part of a path that has letters, without what no folder is called.
 
     A path into a run is called by the name of the run. Empty for what is no path.
@@ -55,16 +89,16 @@ def name_of_path(path: object) -> str:
         return ""
     for folder in Path(path).parents:
         if os.path.isfile(folder / "status.json"):  # False for a path that is too long, too
-            return folder_name(os.path.abspath(folder.parent))
-    return folder_name(path)
+            return folder_name(os.path.abspath(folder.parent), spell)
+    return folder_name(path, spell)
 
 
-def folder_name(path: str) -> str:
+def folder_name(path: str, spell: Callable[[str], str] = spelt) -> str:
     """The last part of a path that has letters or digits, as people type the name of a folder."""
     for part in reversed(path.lower().split("/")):
         for ending in reversed(ROW_ENDINGS):
             part = part.removesuffix(ending)
-        name = re.sub(r"[^a-z0-9._-]+", "-", part)[:MAX_LETTERS].strip("-._")
+        name = shortened_to(spell(part), MAX_BYTES).strip("-._")
         if name:
             return name
     return ""
@@ -75,11 +109,16 @@ def former_names(cfg: Config) -> list[str]:
     names = [str(cfg["name"])]
     for group, options in PLACES.items():
         path = select(cfg, f"{group}.path")
-        part = f"-{name_of_path(path)}"
+        part = name_of_path(path)
+        words = list(options)
+        ascii_part = name_of_path(path, ascii_spelt)
+        if ascii_part not in ("", part):
+            words.append(ascii_part)
         for name in list(names):
             # The dataset comes last.
-            pieces = name.rpartition(part) if group == "dataset" else name.partition(part)
+            sign = f"-{part}"
+            pieces = name.rpartition(sign) if group == "dataset" else name.partition(sign)
             head, found, tail = pieces
-            if part != "-" and found and tail[:1] in ("", "-"):
-                names += [f"{head}-{option}{tail}" for option in options]
+            if part and found and tail[:1] in ("", "-"):
+                names += [f"{head}-{word}{tail}" for word in words]
     return names[1:]

@@ -20,6 +20,7 @@ from runner.config.limits import MAX_DEPTH, MAX_VALUES
 from runner.config.menu import takes_one
 from runner.config.override import is_experiment_file
 from runner.errors import ConfigError, EnvironmentFault, Fault
+from runner.io.files import MENU
 from runner.schema.literal import to_list
 from runner.schema.text import Node, short_text, walk
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.plugins.config_source import ConfigResult
 
+NO_FOLDER = "none"  # in place of a folder of --config-dir
 # Counted for a file beside its own values, since each file is read and merged several times.
 FILE_VALUES = 20
 OF_EXPERIMENTS = "experiment/"  # begins the name by which Hydra asks for an experiment
@@ -79,6 +81,33 @@ def add_working_folder() -> None:
         if os.path.exists("runner.py"):
             index = len(sys.path)
         sys.path.insert(index, folder)
+
+
+def find_menu_here() -> Path | None:
+    """``conf/`` in the working folder, where it holds options of groups and is not the menu itself.
+
+    It counts as a folder of ``--config-dir``.
+    """
+    folder = Path("conf")
+    if not folder.is_dir() or folder.resolve() == MENU.resolve():
+        return None
+    for file in folder.glob("*/*.yaml"):
+        if (MENU / file.parent.name).is_dir():
+            return folder
+    return None
+
+
+def searched_folders(typed: Sequence[Path]) -> list[Path]:
+    """The user's folders that are searched: those of ``--config-dir``, or else the one found here.
+
+    None are, where ``none`` was typed for a folder.
+    """
+    if list(map(str, typed)) == [NO_FOLDER]:
+        return []
+    here = find_menu_here()
+    if here is not None and not typed:
+        return [here]
+    return list(typed)
 
 
 def use_folders(folders: Sequence[Path], chosen: Collection[str] = ()) -> None:

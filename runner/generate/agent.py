@@ -8,12 +8,9 @@ completion. What tools answer stands in a completion between the tokens of the m
 which are the model's.
 """
 
-import asyncio
-import atexit
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,48 +19,25 @@ from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import parse_response
 
 from runner.errors import DataError, Fault
+from runner.generate.episode import (
+    REWARD,
+    Earned,
+    Environment,
+    Environments,
+    Episode,
+    Tool,
+    begin,
+    earn,
+    respond,
+    settle,
+    tools_of,
+)
 from runner.generate.faults import long_prompts
 from runner.generate.padding import lengthen
 from runner.generate.sampler import Sampler, Sampling
 from runner.io.files import JsonObject
 from runner.io.turns import TEMPLATE_ARGUMENTS, Row, TurnDict
 from runner.model.encoding import encode_prompt, write
-
-Tool: TypeAlias = Callable[..., object]
-Environments: TypeAlias = Callable[[], object] | Mapping[str, Callable[[], object]]
-LOOP = asyncio.Runner()  # the one of all coroutines, to which what they open is bound
-atexit.register(LOOP.close)
-RESET = "reset"
-REWARD = "get_reward"
-NO_TOOLS = (RESET, REWARD)  # methods of an environment that are not the model's to call
-
-
-@dataclass(eq=False)
-class Episode:
-    """One completion while it is made: its turns, and its token ids with their writers."""
-
-    prompt: list[TurnDict]
-    prompt_ids: list[int]
-    tools: Mapping[str, Tool]
-    environment: object = None
-    arguments: Row = field(default_factory=dict)  # of the template, that come with the row
-    turns: list[TurnDict] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    own: list[bool] = field(default_factory=list)  # for each token true where the model wrote it
-    logprobs: list[float] = field(default_factory=list)  # of the model's own tokens
-    calls: int = 0
-    failures: int = 0  # of calls
-
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        """Turns of the model, calls in them, and those of the calls that failed."""
-        turns = sum(turn["role"] == "assistant" for turn in self.turns)
-        return turns, self.calls, self.failures
-
-    def extend(self, ids: Sequence[int], *, own: bool) -> None:
-        """Add tokens of the model, or of a tool."""
-        self.token_ids += ids
-        self.own += [own] * len(ids)
 
 
 @dataclass(frozen=True)
@@ -76,20 +50,13 @@ class Agent:
     # Called with each turn as it is made.
     on_turn: Callable[[TurnDict], object] = lambda turn: None
 
-    def open(self, row: Row) -> tuple[list[TurnDict], list[Tool], object]:
-        """The prompt of a row, the tools that are offered in it, and its new environment, reset."""
-        turns = row.get("prompt") or [{"role": "user", "content": ""}]
-        prompt = [dict(turn) for turn in turns]
-        environment = self._environment(row)
-        if environment is None:
-            return prompt, list(self.tools), None
-        columns = dict(row)
-        if isinstance(self.environments, Mapping):
-            columns.pop("environment", None)  # the name of the environment itself
-        observation = environment.reset(**columns)
-        if observation is not None:
-            prompt[-1]["content"] = prompt[-1]["content"] + observation
-        return prompt, [*self.tools, *tools_of(environment)], environment
+    @property
+    def calls_tools(self) -> bool:
+        """True where the model may call tools; otherwise an environment only responds."""
+        environment = self.environments
+        if self.tools or not isinstance(environment, Environment):
+            return True
+        return environment.has_tools
 
     def _environment(self, row: Row) -> Any:
         """A new environment for a row, None without any."""
@@ -107,7 +74,12 @@ class Agent:
         return {**row, "tools": tools}
 
     def own_rewards(self) -> list[Callable[..., object]]:
-        """The rewards that environments give by ``get_reward``, one for each class, by its name."""
+        """The rewards that environments give by ``get_reward``, one for each class, by its name.
+
+        Those of an experiment's environment are among its other rewards.
+        """
+        if isinstance(self.environments, Environment):
+            return []
         makers: Sequence[Callable[[], object]] = []
         if isinstance(self.environments, Mapping):
             makers = [make for make in self.environments.values() if make is not None]
@@ -147,58 +119,136 @@ class Agent:
                 lengths = [length - 1]
             noises = []
             prefixes = []
-            for index, begin in zip(turn, lengths, strict=True):
-                noises.append(pad(noise_BR[index, begin:], (0, begin)))
+            for index, start in zip(turn, lengths, strict=True):
+                noises.append(pad(noise_BR[index, start:], (0, start)))
                 prefixes.append(lengthen(episodes[index].prompt_ids, episodes[index].token_ids))
             limited = replace(how, max_new_tokens=length - min(lengths))
             drawn = sampler(prefixes, limited, torch.stack(noises))
 
-            calling = []
             for index, prefix, tokens, logprobs in zip(
                 live, prefixes, drawn.tokens, drawn.logprobs, strict=False
             ):
                 episode = episodes[index]
                 room = length - len(episode.token_ids)
                 ids = tokens[:room].tolist()
-                tools = list(episode.tools.values())
-                message = parse_response(tokenizer, ids, prefix=prefix, tools=tools)
+                message = _read_turn(tokenizer, ids, prefix, episode.offered)
                 episode.extend(ids, own=True)
                 episode.logprobs += logprobs[:room].tolist()
                 episode.turns.append(message)
                 self.on_turn(message)
-                is_whole = ids[-1] in how.stop_ids
-                if message.get("tool_calls") and is_whole and number != self.rounds:
-                    calling.append(index)
 
-            answers = _call([episodes[index] for index in calling])
+            is_last = number == self.rounds
+            asked = [episodes[index] for index in live]
+            answers = self._answer(asked, how, calls=not is_last)
+            answered = zip(live, asked, answers, strict=True)
             live = []
-            for index, turns in zip(calling, answers, strict=True):
-                episode = episodes[index]
-                for answer in turns:
-                    self.on_turn(answer)
-                ids = _encode_answers(tokenizer, turns, episode)
-                # Otherwise no turn could follow.
-                if len(episode.token_ids) + len(ids) < how.limit(episode.prompt_ids):
-                    episode.extend(ids, own=False)
-                    episode.turns += turns
+            for index, episode, turns in answered:
+                if turns and not is_last and self._goes_on(tokenizer, episode, turns, how):
                     live.append(index)
+        if isinstance(self.environments, Environment):
+            earn(episodes, self.environments)
+        return episodes
+
+    def _goes_on(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        episode: Episode,
+        turns: list[TurnDict],
+        how: Sampling,
+    ) -> bool:
+        """Put answers behind the last turn of an episode, if there is room for another turn."""
+        for answer in turns:
+            self.on_turn(answer)
+        ids = _encode_answers(tokenizer, turns, episode)
+        if len(episode.token_ids) + len(ids) >= how.limit(episode.prompt_ids):
+            return False
+        episode.extend(ids, own=False)
+        episode.turns += turns
+        return True
+
+    def _answer(
+        self, episodes: Sequence[Episode], how: Sampling, *, calls: bool
+    ) -> list[list[TurnDict]]:
+        """What follows the last turn of each episode, none where it is over or was cut off.
+
+        Methods and tools that it ``calls`` answer it, and else the environment does, which hears
+        of each other turn.
+        """
+        calling = []
+        responding = []
+        messages = []
+        for episode in episodes:
+            message = episode.turns[-1]
+            is_whole = episode.token_ids[-1] in how.stop_ids
+            if is_whole and message.get("tool_calls") and not episode.calls_schema(message):
+                calling.append(episode)
+            elif episode.responds:
+                responding.append(episode)
+                messages.append(_as_heard(message, is_whole=is_whole))
+                episode.calls += len(messages[-1].get("tool_calls") or ())
+        answers: dict[int, list[TurnDict]] = {}
+        if calls:
+            answers = dict(zip(map(id, calling), _call(calling), strict=True))
+        replies = respond(responding, self.environments, messages)
+        for episode, turns in zip(responding, replies, strict=True):
+            if episode.token_ids[-1] in how.stop_ids:
+                answers[id(episode)] = turns
+        return [answers.get(id(episode), []) for episode in episodes]
+
+    def judge(self, rows: Sequence[Row], messages: Sequence[TurnDict]) -> list[Earned | None]:
+        """What episodes of one turn earn, whose messages were sampled elsewhere.
+
+        None for one whose environment has failed.
+        """
+        environment = self.environments
+        if not isinstance(environment, Environment):
+            raise TypeError("only the environment of an experiment judges")
+        episodes = self._open(rows)
+        for episode, message in zip(episodes, messages, strict=True):
+            episode.turns.append(message)
+        healthy = [episode for episode in episodes if episode.responds]
+        respond(healthy, environment, [episode.turns[-1] for episode in healthy])
+        earn(episodes, environment)
+        return [episode.earned for episode in episodes]
+
+    def _open(self, rows: Sequence[Row]) -> list[Episode]:
+        """An episode for each row with its environment, which has begun; without tokens."""
+        episodes: list[Episode] = []
+        for row in rows:
+            environment = self._environment(row)
+            columns = dict(row)
+            if isinstance(self.environments, Mapping):
+                columns.pop("environment", None)  # the name of the environment itself
+            turns = row.get("prompt") or [{"role": "user", "content": ""}]
+            tools = [*self.tools]
+            if environment is not None:
+                tools += tools_of(environment)
+            episodes.append(
+                Episode(
+                    prompt=[dict(turn) for turn in turns],
+                    prompt_ids=[],
+                    tools={tool.__name__: tool for tool in tools},
+                    environment=environment,
+                    arguments={TEMPLATE_ARGUMENTS: row.get(TEMPLATE_ARGUMENTS)},
+                    row=columns,
+                )
+            )
+        begin(episodes, self.environments)
         return episodes
 
     def _begin(
         self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], how: Sampling
     ) -> list[Episode]:
         """An episode for each row, before its first turn; DataError for a prompt without room."""
-        episodes: list[Episode] = []
-        for index, row in enumerate(rows):
-            prompt, tools, environment = self.open(row)
-            ids = encode_prompt(tokenizer, prompt, {**row, "tools": tools})
-            if how.limit(ids) < 1:
+        episodes = self._open(rows)
+        for index, episode in enumerate(episodes):
+            row = {**rows[index], "tools": episode.offered}
+            episode.prompt_ids = encode_prompt(tokenizer, episode.prompt, row)
+            if how.limit(episode.prompt_ids) < 1:
+                tokens = len(episode.prompt_ids)
                 raise DataError(
-                    long_prompts(count=1, row=index, tokens=len(ids), most=how.max_length)
+                    long_prompts(count=1, row=index, tokens=tokens, most=how.max_length)
                 )
-            named_tools = {tool.__name__: tool for tool in tools}
-            arguments = {TEMPLATE_ARGUMENTS: row.get(TEMPLATE_ARGUMENTS)}
-            episodes.append(Episode(prompt, ids, named_tools, environment, arguments))
         return episodes
 
 
@@ -208,21 +258,11 @@ def build_agent(
     rounds: int | None = None,
 ) -> Agent | None:
     """The agent of a configuration; None where it has no tools."""
+    if isinstance(environments, Environment) and environments.max_turns is not None:
+        rounds = environments.max_turns - 1
     if tools or environments:
         return Agent(tools or (), environments, rounds)
     return None
-
-
-def methods_of(kind: type) -> dict[str, Tool]:
-    """The public methods of a class of environments, sorted by name; as in TRL no static ones."""
-    members = inspect.getmembers_static(kind, inspect.isfunction)
-    return {name: method for name, method in members if not name.startswith("_")}
-
-
-def tools_of(environment: object) -> list[Tool]:
-    """The methods of an environment that a model may call."""
-    names = [name for name in methods_of(type(environment)) if name not in NO_TOOLS]
-    return [getattr(environment, name) for name in names]
 
 
 def _reward_of(kind: Any) -> Callable[..., object]:
@@ -276,40 +316,39 @@ def _try(tools: Mapping[str, Tool], call: Row) -> object:
         return error
 
 
-def settle(values: Sequence[Any], *, with_errors: bool = False) -> list[Any]:
-    """The values, with the results of coroutines in their place, which run side by side.
+def _read_turn(
+    tokenizer: PreTrainedTokenizerBase, ids: list[int], prefix: list[int], tools: list[Any]
+) -> TurnDict:
+    """The turn of a model that some tokens are; without tools a template need not say how."""
+    knows = getattr(tokenizer, "response_template", getattr(tokenizer, "response_schema", None))
+    if tools or knows is not None:
+        message: TurnDict = parse_response(tokenizer, ids, prefix=prefix, tools=tools)
+        return message
+    return {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}
 
-    An error of a coroutine is raised, or stands in its place if ``with_errors``.
-    """
-    awaitable = [value for value in values if inspect.isawaitable(value)]
-    if not awaitable:
-        return list(values)
 
-    async def gather() -> list[Any]:
-        return await asyncio.gather(*awaitable, return_exceptions=with_errors)
-
-    results = iter(LOOP.run(gather()))
-    settled = []
-    for value in values:
-        if inspect.isawaitable(value):
-            value = next(results)
-        settled.append(value)
-    return settled
+def _as_heard(message: TurnDict, *, is_whole: bool) -> TurnDict:
+    """A turn as its environment is given it: one that was cut off has not called anything."""
+    if is_whole:
+        return message
+    return {key: value for key, value in message.items() if key != "tool_calls"}
 
 
 def _encode_answers(
     tokenizer: PreTrainedTokenizerBase, answers: list[TurnDict], episode: Episode
 ) -> list[int]:
-    """The tokens between the end of a turn that calls and the beginning of the next one.
+    """The tokens between the end of a turn of the model and the beginning of its next one.
 
     They are those that the template writes, found by writing a conversation with and without the
     answers.
     """
-    call = {"type": "function", "function": {"name": answers[0]["name"], "arguments": {}}}
-    turns: list[TurnDict] = [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-    ]
+    last_turn: TurnDict = {"role": "assistant", "content": "!"}
+    is_of_tool = answers[0]["role"] == "tool"
+    if is_of_tool:
+        name = answers[0].get("name") or "tool"
+        call = {"type": "function", "function": {"name": name, "arguments": {}}}
+        last_turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    turns: list[TurnDict] = [{"role": "user", "content": "?"}, last_turn]
     before = list(write(tokenizer, turns, episode.arguments))
     with_answers = list(
         write(tokenizer, [*turns, *answers], episode.arguments, add_generation_prompt=True)
@@ -319,13 +358,18 @@ def _encode_answers(
     if end in before:
         behind = before[::-1].index(end)
         before = before[: len(before) - behind]
-    if with_answers[: len(before)] != before:
-        raise DataError(
-            Fault(
-                where="model.tokenizer.chat_template",
-                found="writes a turn differently when the answer of a tool follows it",
-                expected="a template that leaves earlier turns as they were written",
-                fix="=hermes",
-            )
+    if with_answers[: len(before)] == before:
+        return with_answers[len(before) :]
+    # In front of a new turn of the user some templates leave out the thoughts of earlier turns,
+    # which stay as they were sampled. As many turns have ended.
+    ends = [index for index, token in enumerate(with_answers) if token == end]
+    if not is_of_tool and before.count(end) <= len(ends) and end in before:
+        return with_answers[ends[before.count(end) - 1] + 1 :]
+    raise DataError(
+        Fault(
+            where="model.tokenizer.chat_template",
+            found="writes a turn differently when the answer of a tool follows it",
+            expected="a template that leaves earlier turns as they were written",
+            fix="=hermes",
         )
-    return with_answers[len(before) :]
+    )

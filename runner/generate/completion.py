@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from runner.errors import DataError, Fault
-from runner.generate.agent import Agent, Episode, build_agent
+from runner.generate.agent import Agent, build_agent
+from runner.generate.episode import Earned, Episode
 from runner.generate.faults import long_prompts
 from runner.generate.padding import split_by_rows
 from runner.generate.sampler import (
@@ -52,6 +53,9 @@ class Completion:
     own: Sequence[bool] | None = None  # for each token true where the model wrote it; None: all
     environment: object = None
     calls: tuple[int, int, int] = (1, 0, 0)  # turns of the model, calls in them, those that failed
+    # What the environment of an experiment gives, by the names of its rewards.
+    earned: Earned | None = None
+    has_failed: bool = False  # the environment has, so that nothing is earned
 
     @property
     def answer(self) -> str | list[TurnDict]:
@@ -236,6 +240,8 @@ def of_episode(episode: Episode, stop_ids: Sequence[int]) -> Completion:
         own=episode.own,
         environment=episode.environment,
         calls=episode.counts,
+        earned=episode.earned,
+        has_failed=episode.has_failed,
     )
 
 

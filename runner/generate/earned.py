@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from runner.errors import ConfigError, Fault
-from runner.generate.agent import Agent, settle
+from runner.generate.agent import Agent
 from runner.generate.completion import Completion
+from runner.generate.episode import EARNED, settle
 from runner.generate.held_out_rows import to_columns
 from runner.generate.reward_model import (
     encode_for_scores,
@@ -138,6 +139,7 @@ class Rewards:
         environments = [completion.environment for completion in completions]
         if any(environment is not None for environment in environments):
             columns["environments"] = environments
+        columns[EARNED] = [completion.earned for completion in completions]
 
         results: list[Any] = []
         for reward, tokenizer in zip(self.rewards, self.tokenizers, strict=True):
@@ -151,7 +153,8 @@ class Rewards:
         answers = []
         for name, result in zip(self.names, settle(results), strict=True):
             answers.append(check_answer(f"reward.{name}", result, prompts, per_step=True))
-        check_some_apply(answers, prompts)
+        if not any(completion.has_failed for completion in completions):
+            check_some_apply(answers, prompts)
         return answers
 
     def _earning_tokens(self, name: str, values: list[float], tokens: list[int]) -> list[int]:

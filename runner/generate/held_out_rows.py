@@ -32,15 +32,15 @@ def to_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
 
 def held_out_sets(experiment: Experiment, to: str, keep: Keep = None) -> dict[str, Any]:
     """The rows of each held-out set in the form ``to``, by its name, ``""`` where it has none."""
-    return _held_out_sets(experiment.dataset.node, experiment.seed, to, keep)
+    return _held_out_sets(experiment, experiment.dataset.node, to, keep)
 
 
-def _held_out_sets(dataset: Node, seed: int, to: str, keep: Keep) -> dict[str, Any]:
+def _held_out_sets(experiment: Experiment, dataset: Node, to: str, keep: Keep) -> dict[str, Any]:
     """The rows of each held-out set of a dataset's node."""
     node = dict(dataset)
     if node["_target_"] == LOADER and isinstance(node.get("split"), Mapping):
         node["split"] = {**node["split"], "train": None}
-    _, held_out = serve(node, to=to, seed=seed, keep=keep)
+    _, held_out = _serve(experiment, node, to, keep)
     if not isinstance(held_out, Mapping):
         return {"": held_out}
     return dict(held_out)
@@ -78,10 +78,10 @@ def read_sets(
     if limit is not None and "limit" in asked_for(node["_target_"]):
         node["limit"] = {"train": limit, "eval": limit}
     if name == "train" or not (name or holds_out):
-        return {"train": _training_rows(node, experiment.seed, to, keep)}
+        return {"train": _training_rows(experiment, node, to, keep)}
 
     sets = {}
-    for set_name, rows in _held_out_sets(node, experiment.seed, to, keep).items():
+    for set_name, rows in _held_out_sets(experiment, node, to, keep).items():
         if rows is not None:
             sets[set_name or "eval"] = list(rows)
     wanted = sets
@@ -101,12 +101,18 @@ def read_sets(
     return wanted
 
 
-def _training_rows(node: Node, seed: int, to: str, keep: Keep) -> Rows:
+def _training_rows(experiment: Experiment, node: Node, to: str, keep: Keep) -> Rows:
     node = dict(node)
     if node["_target_"] == LOADER:
         node["split"] = {**node["split"], "eval": None}
-    train, _ = serve(node, to=to, seed=seed, keep=keep)
+    train, _ = _serve(experiment, node, to, keep)
     return list(train)
+
+
+def _serve(experiment: Experiment, node: Node, to: str, keep: Keep) -> Any:
+    """The training rows and the held-out rows of a dataset's node."""
+    environment = experiment.environment
+    return serve(node, to=to, seed=experiment.seed, keep=keep, environment=environment)
 
 
 def find_prompt_fault(node: Node, where: str) -> Fault | None:

@@ -84,6 +84,12 @@ class ModelReward:
         scores: list[float] = score_texts(self.model, texts, TOKENS_PER_REWARD_PASS, self.autocast)
         check_answer(f"reward.{self.name}", scores, prompts)
         self.tracker.record(self.name, scores)
+        columns = {
+            "prompts": prompts,
+            "completions": completions,
+            "completion_ids": completion_ids,
+        }
+        self.tracker.scored.add(self.name, [*scores], columns)
         return scores
 
     def _to_completion(

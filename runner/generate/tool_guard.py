@@ -21,7 +21,8 @@ from transformers.utils import get_json_schema
 
 from runner.config.experiment import TrainerPart
 from runner.errors import ConfigError, DataError, Fault, RunnerError, describe
-from runner.generate.agent import NO_TOOLS, RESET, REWARD, Tool, methods_of
+from runner.generate.call_log import CallLog
+from runner.generate.episode import NO_TOOLS, RESET, RESPOND, REWARD, Tool, methods_of
 from runner.io.turns import text_of
 from runner.reward.answer import check_answer
 from runner.reward.isolation import undisturbed
@@ -33,6 +34,8 @@ SECONDS = TrainerPart.tool_timeout  # of one call, unless the config says otherw
 # Of one answer. To encode more would take a second, and no completion could hold it.
 MAX_CHARACTERS = 1_000_000
 
+ENVIRONMENT = "environment"  # the key of an experiment's own; another is the trainer's
+
 log = logging.getLogger(__name__)
 
 
@@ -42,7 +45,7 @@ class Guard:
 
     name: str
     seconds: float
-    ends: bool = False  # a failure ends the run
+    ends: bool = False  # a failure ends the run, or its episode
     failed: int = 0
     awaited: int = 0  # coroutines that run side by side
     # Entered by the first of these coroutines, closed by the last.
@@ -64,7 +67,7 @@ class Guard:
         @functools.wraps(function)
         def call(*args: object, **arguments: object) -> object:
             with (
-                self._explained(arguments),
+                self._explained(arguments, where),
                 within(self.seconds, TimeoutError),
                 self._undisturbed(arguments),
             ):
@@ -74,9 +77,12 @@ class Guard:
         async def call_later(*args: object, **arguments: object) -> object:
             self.awaited += 1
             if self.awaited == 1:
+                # A coroutine that lets no other one run is interrupted, and has failed then.
+                self.undisturbed.enter_context(contextlib.suppress(TimeoutError))
+                self.undisturbed.enter_context(within(2 * self.seconds, TimeoutError))
                 self.undisturbed.enter_context(self._undisturbed(arguments))
             try:
-                with self._explained(arguments):
+                with self._explained(arguments, where):
                     coroutine: Any = function(*args, **arguments, **bound)
                     return check(self.name, await asyncio.wait_for(coroutine, self.seconds))
             finally:
@@ -120,7 +126,7 @@ class Guard:
         return undisturbed(self.name, [arguments, digest])
 
     @contextlib.contextmanager
-    def _explained(self, arguments: Mapping[str, object]) -> Iterator[None]:
+    def _explained(self, arguments: Mapping[str, object], where: str) -> Iterator[None]:
         """Say which call failed; one that would end Python has failed too.
 
         The error goes on to the model, with a warning of the first, the tenth, the hundredth; or a
@@ -132,22 +138,23 @@ class Guard:
             raise
         except (Exception, SystemExit) as error:
             explained = self._explain(error)
-            asked = short_text(dict(arguments))
             message = describe(explained)
+            asked = f", asked {short_text(dict(arguments))}" if arguments else ""
             if self.ends:
+                fix = f"mend {self.name}, or leave the row out"
+                if where == ENVIRONMENT:
+                    fix = f"mend {self.name}, or environment.on_error=skip"
                 raise DataError(
                     Fault(
-                        where="trainer.environment_factory",
-                        found=f"{self.name} failed, asked {asked}: {message}",
+                        where=where,
+                        found=f"{self.name} failed{asked}: {message}",
                         expected="a method that takes the columns of any row, and returns in time",
-                        fix=f"mend {self.name}, or leave the row out",
+                        fix=fix,
                     )
                 ) from error
             self.failed += 1
             if str(self.failed).strip("0") == "1":
-                log.warning(
-                    "failed call %d of %s, asked %s: %s", self.failed, self.name, asked, message
-                )
+                log.warning("failed call %d of %s%s: %s", self.failed, self.name, asked, message)
             raise explained from error
 
     def _explain(self, error: BaseException) -> Exception:
@@ -160,7 +167,11 @@ class Guard:
 
 
 def guard_tool(
-    call: object, where: str, bound: Mapping[str, object], seconds: float = SECONDS
+    call: object,
+    where: str,
+    bound: Mapping[str, object],
+    seconds: float = SECONDS,
+    calls: CallLog | None = None,
 ) -> Tool:
     """A function that a model may call, with some of its arguments bound.
 
@@ -178,22 +189,32 @@ def guard_tool(
     function: Any = call if inspect.isroutine(call) else call.__call__
     name = getattr(call, "__name__", type(call).__name__)
     guard = Guard(name, seconds)
-    return guard.guard(function, check_text, bound, where)
+    guarded = guard.guard(function, check_text, bound, where)
+    return calls.recorded(guarded, name) if calls else guarded
 
 
 def guard_environment(
-    make: Callable[[], object], where: str, seconds: float = SECONDS
+    make: Callable[[], object],
+    where: str,
+    seconds: float = SECONDS,
+    calls: CallLog | None = None,
+    target: object = None,
 ) -> Callable[[], object]:
     """A maker of the same environments with guarded methods.
 
-    The first that cannot be used raises ConfigError.
+    The first that cannot be used raises ConfigError. Where calls are played back, an environment is
+    an empty object of its class: its ``target`` makes none.
     """
 
     def make_guarded() -> object:
-        with undisturbed(where, []):
-            environment = make()
-        kind: Any = type(environment)
-        guarded_class = _guarded_class(kind, where, seconds)
+        kind: Any = calls.played_class(target) if calls else None
+        if kind is not None:
+            environment = kind.__new__(kind)
+        else:
+            with undisturbed(where, []):
+                environment = make()
+            kind = type(environment)
+        guarded_class = _guarded_class(kind, where, seconds, calls)
         # Environments may be frozen.
         object.__setattr__(environment, "__class__", guarded_class)
         return environment
@@ -202,10 +223,12 @@ def guard_environment(
 
 
 @functools.cache  # since a trainer takes each class for one reward
-def _guarded_class(kind: type, where: str, seconds: float) -> type:
+def _guarded_class(kind: type, where: str, seconds: float, calls: CallLog | None) -> type:
     """The class with its public methods guarded."""
     methods = methods_of(kind)
-    if RESET not in methods or inspect.iscoroutinefunction(methods[RESET]):
+    # TRL calls this method, and awaits nothing; in the environment of an experiment we do.
+    is_late = inspect.iscoroutinefunction(methods.get(RESET)) and where != ENVIRONMENT
+    if RESET not in methods or is_late:
         raise ConfigError(
             Fault(
                 where=where,
@@ -219,7 +242,10 @@ def _guarded_class(kind: type, where: str, seconds: float) -> type:
     for name, method in methods.items():
         guard = Guard(f"{kind.__name__}.{name}", seconds, ends=name in NO_TOOLS)
         check = CHECKS.get(name, check_text)
-        attributes[name] = guard.guard(method, check, {}, where)
+        guarded = guard.guard(method, check, {}, where)
+        if calls is not None:
+            guarded = calls.recorded(guarded, guard.name, of_environment=True)
+        attributes[name] = guarded
     return type(kind.__name__, (kind,), attributes)
 
 
@@ -248,17 +274,34 @@ def check_text(name: str, answer: object) -> object:
 
 
 def check_observation(name: str, answer: object) -> object:
-    """The answer of ``reset``: a text, or None."""
-    if answer is None:
-        return None
+    """The answer of ``reset``: a text, turns that take the place of the prompt, or None."""
+    if answer is None or _are_turns(answer):
+        return answer
     return check_text(name, answer)
 
 
+def check_turns(name: str, answer: object) -> object:
+    """The answer of ``respond``: the turns that come next, or None."""
+    if answer is None or answer == [] or _are_turns(answer):
+        return answer
+    raise TypeError(
+        f"{name} returned {short_text(answer)}, not turns with a role and a content, or None"
+    )
+
+
+def _are_turns(answer: object) -> bool:
+    if not isinstance(answer, list | tuple) or not answer:
+        return False
+    return all(isinstance(turn, dict) and {"role", "content"} <= set(turn) for turn in answer)
+
+
 def check_reward(name: str, answer: object) -> object:
-    """The answer of ``get_reward``: a number, or None."""
-    (reward,) = check_answer(f"trainer.{name}", [answer], [""])
+    """The answer of ``get_reward``: a number, None, or one of these for each name."""
+    if isinstance(answer, Mapping):
+        return {key: check_reward(f"{name}.{key}", value) for key, value in answer.items()}
+    (reward,) = check_answer(name, [answer], [""])
     return reward
 
 
 # Of methods that no model calls.
-CHECKS = {RESET: check_observation, REWARD: check_reward}
+CHECKS = {RESET: check_observation, RESPOND: check_turns, REWARD: check_reward}

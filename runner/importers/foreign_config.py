@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.config.limits import check_size, encoding_fault, parse_yaml
 from runner.errors import ConfigError, Fault
-from runner.io.files import EXPERIMENT_FILES
+from runner.io.filetype import EXPERIMENT_FILES
 from runner.schema.did_you_mean import files_beside
 
 FILE_TYPES = (".yaml", ".yml", ".json")

@@ -28,15 +28,20 @@ PACKAGE = Path(__file__).resolve().parent.parent
 # A checkout has the menu of configs beside the package; a wheel carries it inside.
 MENU = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 SHIPPED = "runner://"
-# Endings of files with an experiment, ours or another tool's.
-EXPERIMENT_FILES = (".yaml", ".yml", ".json", ".sh", ".bash")
 HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]{1,96}")  # of a model or a dataset
 # Names that a process which was killed has left: of a file while it was written ...
 LEFT_BY_WRITES = re.compile(r"\..+\.(json|jsonl|yaml)\.[0-9a-f]{16}")
 # ... and, as a pattern, of what ``set_aside`` has renamed.
 ASIDE = f".*.{16 * '[0-9a-f]'}.removed"
 # The files of rows in a run folder.
-ROWS = ("metrics.jsonl", "samples.jsonl", "completions.jsonl", "checkpoints/completions.jsonl")
+CALLS = "calls.jsonl"  # of tools and environments
+ROWS = (
+    "metrics.jsonl",
+    "samples.jsonl",
+    "completions.jsonl",
+    "checkpoints/completions.jsonl",
+    CALLS,
+)
 # How many bytes at the end of a file of rows are read first; a step seldom writes as much.
 END_BYTES = 1 << 14
 
@@ -241,7 +246,7 @@ def replace_rows(path: Path, rows: Sequence[JsonObject], *, same: Sequence[str] 
     if not rows:
         return
     step = rows[0]["step"]
-    replaced = {tuple(row[key] for key in same) for row in rows}
+    replaced = {tuple(row.get(key) for key in same) for row in rows}
     with open_own(path, "r+b") as file:
         later_rows = _seek_behind(file, step - 1)
         lines = []

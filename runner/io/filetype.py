@@ -17,6 +17,8 @@ MAX_BAD_PLACES = 100
 UNKNOWN = "<its encoding>"
 # The endings of files of rows; that of a compressed one comes last.
 ROW_ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz")
+# Endings of files with an experiment, ours or another tool's.
+EXPERIMENT_FILES = (".yaml", ".yml", ".json", ".sh", ".bash")
 # The compression of a file, by a suffix behind that of its content.
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstandard"}
 

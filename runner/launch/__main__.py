@@ -19,7 +19,7 @@ from runner.launch.by_launcher import launch
 from runner.launch.store import train_from_store
 from runner.launch.worker import work
 from runner.run import Run, check_metadata
-from runner.validate import find_dangers, find_frozen_faults
+from runner.validate.configuration import find_dangers, find_frozen_faults
 
 STORE = "--store="
 

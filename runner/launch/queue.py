@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from runner.config.build import asked_for, build
 from runner.config.experiment import LauncherPart, key_names
@@ -27,10 +27,10 @@ from runner.errors import (
     error_of,
 )
 from runner.io.files import display_path, open_own
+from runner.io.terminal import MAX_LINES
 from runner.launch import signals
 from runner.launch.plan import Task, state_of
 from runner.launch.progress import LiveProgress, Stages
-from runner.report.table import MAX_LINES
 from runner.run import Run, foreign_faults, held, locked, open_run
 from runner.run.completion import is_finished
 from runner.run.record import one_line
@@ -72,11 +72,24 @@ class ClusterQueue(Protocol):
     def look(self) -> dict[str, Place]:
         """The places of all that is in the queue, by their tickets."""
 
-    def fetch(self, folders: Sequence[Path]) -> None:
-        """Bring what the machines have given back of runs, where they do not see these folders."""
-
     def cancel(self, tickets: Sequence[str]) -> None:
         """Have runs taken out of the queue."""
+
+
+@runtime_checkable
+class HasStore(Protocol):
+    """A queue whose machines do not see the run folders of this one."""
+
+    def fetch(self, folders: Sequence[Path]) -> None:
+        """Bring what the machines have given back of runs."""
+
+
+def look(queue: ClusterQueue, folders: Sequence[Path]) -> dict[str, Place]:
+    """The places of all that is in a queue; what its machines gave back of runs is brought here."""
+    places = queue.look()
+    if isinstance(queue, HasStore):
+        queue.fetch([folder.absolute() for folder in folders])
+    return places
 
 
 def place_of(
@@ -227,8 +240,7 @@ class Submission:
             if self.open.keys() - self.places:  # something may have to be submitted
                 for group in sorted({folder.parent.absolute() for folder in self.open}):
                     locks.enter_context(locked_group(group))
-            seen = self.queue.look()
-            self.queue.fetch([folder.absolute() for folder in self.open])
+            seen = look(self.queue, list(self.open))
             new = [task for task in list(self.open.values()) if self._is_left(task, seen)]
             if new and not self.signals:
                 self.queue.submit(new, self.places, self._note)

@@ -177,9 +177,6 @@ class Ray:
             places[name] = Place(name, words, trains)
         return places
 
-    def fetch(self, folders: Sequence[Path]) -> None:
-        """Nothing is fetched: the machines see the folders."""
-
     def cancel(self, tickets: Sequence[str]) -> None:
         """Kill actors, at which the processes that train save their step."""
         import ray

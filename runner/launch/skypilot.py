@@ -227,7 +227,7 @@ class SkyPilot:
     def fetch(self, folders: Sequence[Path]) -> None:
         """Fetch what the machines have given back of runs; why a job was given up is recorded."""
         for folder in folders:
-            run = Run(folder.absolute())
+            run = Run(folder)
             if not run.folder.exists():
                 continue
             job = self.seen.get(self._name_of(run.folder))

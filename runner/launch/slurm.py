@@ -250,9 +250,6 @@ class Slurm:
             places[f"{name}_{job.partition('_')[2]}"] = place
         return places
 
-    def fetch(self, folders: Sequence[Path]) -> None:
-        """Nothing is fetched: the machines see the folders."""
-
     def cancel(self, tickets: Sequence[str]) -> None:
         """Have jobs ended.
 

@@ -24,6 +24,18 @@ class TaskScores:
     errors: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class TaskSettings:
+    """The settings of tasks: what the library is asked for, and where tasks of one's own lie."""
+
+    num_fewshot: int | None = None
+    batch_size: int = 8
+    limit: int | None = None  # the first rows of each task; None for all
+    apply_chat_template: bool = False
+    include_path: str | None = None  # a folder with tasks of one's own ...
+    trust_remote_code: bool = False  # ... which can run any code
+
+
 def lm_eval(
     live_model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
@@ -39,37 +51,29 @@ def lm_eval(
 
     ``include_path`` is a folder with tasks of one's own.
     """
-    figures = run_tasks(
-        live_model,
-        tokenizer,
-        tasks,
-        include_path=include_path,
+    settings = TaskSettings(
         num_fewshot=num_fewshot,
         batch_size=batch_size,
         limit=limit,
         apply_chat_template=apply_chat_template,
+        include_path=include_path,
         trust_remote_code=trust_remote_code,
     )
-    return figures.scores
+    return run_tasks(live_model, tokenizer, tasks, settings).scores
 
 
 def run_tasks(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
     tasks: Sequence[str],
-    *,
-    include_path: str | None,
-    trust_remote_code: bool,
-    batch_size: int,
-    **settings: Any,
+    settings: TaskSettings,
 ) -> TaskScores:
     """The figures of tasks with their standard errors; ConfigError for a task that is not known."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
-    if include_path is not None:
-        check_folder(include_path, trust_remote_code)
-    manager = _task_manager(include_path)
+    check_tasks_folder(settings)
+    manager = _task_manager(settings.include_path)
     unknown = [name for name in tasks if not manager.match_tasks([name])]
     if unknown:
         raise ConfigError(
@@ -84,11 +88,17 @@ def run_tasks(
     served = HFLM(
         pretrained=model,
         tokenizer=copy.deepcopy(tokenizer),
-        batch_size=batch_size,
+        batch_size=settings.batch_size,
         backend="causal",
     )
     results = simple_evaluate(
-        model=served, tasks=list(tasks), task_manager=manager, log_samples=False, **settings
+        model=served,
+        tasks=list(tasks),
+        task_manager=manager,
+        log_samples=False,
+        num_fewshot=settings.num_fewshot,
+        limit=settings.limit,
+        apply_chat_template=settings.apply_chat_template,
     )
     return read_results((results or {}).get("results") or {})
 
@@ -101,12 +111,15 @@ def _task_manager(include_path: str | None) -> Any:
     return TaskManager(include_path=include_path)
 
 
-def check_folder(include_path: str, is_trusted: bool) -> None:
+def check_tasks_folder(settings: TaskSettings) -> None:
     """Raise ConfigError for a folder with tasks that is not there, or not trusted.
 
     A task can run any code: by its templates, which the library fills without a sandbox, by a
     metric that is a script, or by functions beside it.
     """
+    include_path = settings.include_path
+    if include_path is None:
+        return
     if not Path(include_path).is_dir():
         raise ConfigError(
             Fault(
@@ -116,7 +129,7 @@ def check_folder(include_path: str, is_trusted: bool) -> None:
                 fix="the path of such a folder",
             )
         )
-    if not is_trusted:
+    if not settings.trust_remote_code:
         raise ConfigError(
             Fault(
                 where="include_path",

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import PreTrainedModel, TorchAoConfig
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TorchAoConfig
 
 from runner.errors import ConfigError, Fault, SickRun
 from runner.model.adapter import merge_adapter
@@ -63,8 +63,7 @@ def write_plain(
         dtype="float32" if adapter else "auto",
         trust_remote_code=trust,
     ).eval()
-    generator = torch.Generator().manual_seed(0)
-    probe = torch.randint(len(tokenizer), PROBE, generator=generator)
+    probe = _probe_of(tokenizer)
     trained = _logits(model, probe)
     largest = trained.abs().max().item()
     merged = None
@@ -93,8 +92,7 @@ def write_fp8(plain: Path, folder: Path, *, trust: bool) -> WrittenModel:
 
     tokenizer = load_tokenizer(str(plain), trust_remote_code=trust)
     model = load_model(str(plain), tokenizer=tokenizer, dtype="auto", trust_remote_code=trust)
-    generator = torch.Generator().manual_seed(0)
-    probe = torch.randint(len(tokenizer), PROBE, generator=generator)
+    probe = _probe_of(tokenizer)
     exact = _logits(model.eval(), probe)
     dtype = model.dtype
     config = model.config.to_dict()
@@ -146,6 +144,12 @@ def _load_written(folder: Path, head: str, dtype: torch.dtype, trust: bool) -> P
             )
         )
     return model.eval()
+
+
+def _probe_of(tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """Random texts, the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(len(tokenizer), PROBE, generator=generator)
 
 
 def _logits(model: nn.Module, probe: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def _roll_out_prompts(trainer: Trainer, prompts: Sequence[Row], purpose: str) ->
         rows += [prompt] * trainer.args.num_generations
     step = trainer.state.global_step
     noise_BR = rollout_noise(trainer.args, len(rows), step, purpose)
-    rollout: Rollout = roll_out(trainer, rows, noise_BR)
+    rollout: Rollout = roll_out(trainer, rows, noise_BR, trains=True)
     return rollout
 
 

@@ -10,8 +10,9 @@ from datasets import Dataset, IterableDataset
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, Trainer
 
 from runner.errors import ConfigError, DataError, Fault
-from runner.generate.agent import Agent, Environments, Tool, build_agent
+from runner.generate.agent import Agent, build_agent
 from runner.generate.completion import context_length
+from runner.generate.episode import Environments, Tool
 from runner.generate.sampler import Model, Sampling
 from runner.model.encoding import encode_prompt, stop_ids
 from runner.ppo.config import PPOConfig

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runner.generate.completion import Completion
 from runner.generate.padding import pad, split_by_tokens
-from runner.io.turns import Row
+from runner.io.turns import Row, ends_with_tool
 from runner.ppo.batching import MicroBatch, fill_by_tokens
 
 
@@ -165,6 +165,38 @@ class Rollout:
             indices_N=to_device(indices),
             row_lengths=lengths if padding_free else None,
         )
+
+    def to_rows(self, names: Sequence[str]) -> list[dict[str, object]]:
+        """The completions with their rewards, by these names, and the mean of their advantages."""
+        assert self.reward_sums_BF is not None and self.earned_BR is not None
+        advantages_B = (self.advantages_BR * self.mask_BR).sum(1) / self.mask_BR.sum(1)
+        figures = zip(
+            self.completions,
+            self.reward_sums_BF.tolist(),
+            self.earned_BR.nansum(1).tolist(),
+            advantages_B.tolist(),
+            strict=True,
+        )
+        rows: list[dict[str, object]] = []
+        for completion, sums, reward, advantage in figures:
+            rewards = {}
+            for name, value in zip(names, sums, strict=True):
+                rewards[name] = None if math.isnan(value) else value
+            finish = completion.finish
+            if ends_with_tool(completion.answer):
+                finish = "tool"
+            rows.append(
+                {
+                    "prompt": completion.prompt,
+                    "completion": completion.answer,
+                    "rewards": rewards,
+                    "reward": reward,
+                    "advantage": advantage,
+                    "tokens": len(completion.token_ids),
+                    "finish": finish,
+                }
+            )
+        return rows
 
     def to_table(self, scores_B: Tensor, step: int, set_name: str) -> list[dict[str, object]]:
         """The rows of ``completions.jsonl``, with the score of each completion."""

@@ -15,6 +15,7 @@ from transformers import Trainer
 from runner.errors import ConfigError, Fault
 from runner.generate.agent import Agent
 from runner.generate.completion import of_episode, to_completions
+from runner.generate.episode import Episode
 from runner.generate.sampler import Responses
 from runner.io.turns import Row
 from runner.model.encoding import encode_prompt
@@ -28,13 +29,18 @@ RolloutFunction: TypeAlias = Callable[..., Mapping[str, Any]]
 
 
 @torch.no_grad()
-def roll_out(trainer: Trainer, inputs: Sequence[Row], noise_BR: Tensor) -> Rollout:
-    """Sample a completion for each row: by a user's function, with tools or in one turn."""
+def roll_out(
+    trainer: Trainer, inputs: Sequence[Row], noise_BR: Tensor, *, trains: bool = False
+) -> Rollout:
+    """Sample a completion for each row: by a user's function, with tools or in one turn.
+
+    Of a rollout that ``trains``, no episode is one whose environment has failed.
+    """
     args = trainer.args
     if trainer.rollout_func:
         sampled = roll_out_by_function(trainer.rollout_func, inputs, trainer)
     elif trainer.agent:
-        sampled = play_episodes(trainer.agent, inputs, noise_BR, trainer)
+        sampled = play_episodes(trainer.agent, inputs, noise_BR, trainer, trains=trains)
     else:
         sampled = sample_one_turn(inputs, noise_BR, trainer)
     rollout = Rollout(sampled.rows, sampled.completions, args.device)
@@ -53,9 +59,12 @@ def roll_out(trainer: Trainer, inputs: Sequence[Row], noise_BR: Tensor) -> Rollo
 
 
 def play_episodes(
-    agent: Agent, rows: Sequence[Row], noise_BR: Tensor, trainer: Trainer
+    agent: Agent, rows: Sequence[Row], noise_BR: Tensor, trainer: Trainer, *, trains: bool
 ) -> SampledRows:
-    """Completions of several turns, between which tools answer."""
+    """Completions of several turns, between which tools answer.
+
+    In a rollout that ``trains`` another episode stands in the place of one that was skipped.
+    """
     how = replace(
         sampling_of(trainer), max_length=max_length(trainer.args, trainer.actor_critic.policy)
     )
@@ -66,9 +75,30 @@ def play_episodes(
     tokenizer = trainer.processing_class
     with sampling_context(trainer) as sampler:
         episodes = agent.play(sampler, tokenizer, rows, how, noise_BR, agree=agree)
-    completions = [of_episode(episode, trainer.stop_ids) for episode in episodes]
-    logprobs = [torch.tensor(episode.logprobs) for episode in episodes]
-    return SampledRows(list(rows), completions, logprobs)
+    numbers = list(range(len(rows)))
+    if trains:
+        numbers = without_failed(episodes)
+    sampled = SampledRows([], [], [])
+    for number in numbers:
+        sampled.rows.append(rows[number])
+        sampled.completions.append(of_episode(episodes[number], trainer.stop_ids))
+        sampled.logprobs.append(torch.tensor(episodes[number].logprobs))
+    return sampled
+
+
+def without_failed(episodes: Sequence[Episode]) -> list[int]:
+    """The numbers of the episodes, in the place of one that has failed that of another.
+
+    That is one of the same row, or else any: an update takes as many rows as ever.
+    """
+    healthy = [number for number, episode in enumerate(episodes) if not episode.has_failed]
+    numbers = []
+    for number, episode in enumerate(episodes):
+        if episode.has_failed:
+            same_row = [other for other in healthy if episodes[other].row == episode.row]
+            number = (same_row or healthy)[number % len(same_row or healthy)]
+        numbers.append(number)
+    return numbers
 
 
 def sample_one_turn(rows: Sequence[Row], noise_BR: Tensor, trainer: Trainer) -> SampledRows:

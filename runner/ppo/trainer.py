@@ -37,8 +37,8 @@ from transformers.trainer_callback import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint, set_seed
 from trl.models import prepare_fsdp
 
-from runner.generate.agent import Environments, Tool
 from runner.generate.earned import Reward, Rewards
+from runner.generate.episode import Environments, Tool
 from runner.generate.sampler import Model, Sampler
 from runner.io.temporary import temporarily
 from runner.ppo.actor_critic import ActorCritic, build_actor_critic, build_reference, place_frozen
@@ -133,6 +133,7 @@ class PPOTrainer(Trainer):
         reward_model = self.rewards.model_for_critic()
         actor_critic = build_actor_critic(policy, asked.critic, value_model, reward_model)
         self.running = RunningStats(asked.kl_coef)
+        self.sampled: list[dict[str, object]] = []  # the completions of the last update
         self.rows_per_pass = asked.per_device_train_batch_size
         self.metrics: dict[str, list[float]] = defaultdict(list)
         super().__init__(
@@ -188,6 +189,7 @@ class PPOTrainer(Trainer):
         model.train(bool(self.args.activation_checkpointing))
         loss = update(self, model, rollout, rewards_BR)
         model.eval()
+        self.sampled = rollout.to_rows(self.rewards.names)
         updated = time.perf_counter()
         episodes = len(rollout.rows) * self.args.world_size
         self.note(

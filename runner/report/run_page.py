@@ -15,7 +15,7 @@ from runner.report.number import format_duration
 from runner.report.page import Figure, fill_page
 from runner.report.ranking import headline_of, score_rows
 from runner.report.render import fill_template
-from runner.report.samples import completions_by_step
+from runner.report.samples import completions_by_step, rollouts_by_step
 from runner.run.record import RunRecord
 
 MAX_CELL_CURVES = 4  # pictures in the cell of a notebook
@@ -79,6 +79,7 @@ def to_run_page(run: RunRecord, changed: Sequence[ChangedKey] | None, etag: str 
         scores=score_rows(run),
         rows=first_rows(run.cfg),
         steps=completions_by_step(run),
+        rollouts=rollouts_by_step(run),
         facts=count_facts([list_facts(run)]),
         curves=figures,
     )

@@ -6,6 +6,7 @@ samples, whose losses do not fall. ``verdict`` tells of runs that became worse.
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import fmean, median
 
 from runner.report.judged_score import judge_score
@@ -90,8 +91,5 @@ def scatter_of(values: Sequence[float]) -> float:
 
     It is that of the differences of neighbours, in which a trend is nearly nothing.
     """
-    differences = []
-    for i in range(1, len(values)):
-        difference = abs(values[i] - values[i - 1])
-        differences.append(difference)
+    differences = [abs(later - earlier) for earlier, later in pairwise(values)]
     return median(differences) / MEDIAN_DIFFERENCE

@@ -34,10 +34,65 @@ from runner.schema.code import arguments_of
 Arguments = Mapping[str, Any]
 
 # What the runner and the trainers give beside columns; never offered as a column.
-NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "completion_ids", "environments")
+NOT_COLUMNS = (
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+    "completion_ids",
+    "environments",
+    "environment_rewards",
+)
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 # Errors of the machine, and not of what a reward was given.
 OF_THE_MACHINE = (ConnectionError, MemoryError, ImportError)
+# The columns that are kept of scored completions; not every trainer gives the last one.
+SCORED = ("prompts", "completions", "completion_ids")
+
+
+@dataclass
+class ScoredCompletions:
+    """The completions that rewards were asked for last, and what each of them earned."""
+
+    columns: Arguments = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)  # by the names of the rewards
+
+    def add(self, name: str, answer: Answer, columns: Arguments) -> None:
+        """Note what a reward has answered; other completions take the place of those before."""
+        if columns["completions"] is not self.columns.get("completions"):
+            self.columns = {name: columns[name] for name in SCORED if name in columns}
+            self.answers = {}
+        self.answers[name] = answer
+
+    def clear(self) -> None:
+        """Forget all, so that nobody takes it for what is scored next."""
+        self.columns = {}
+        self.answers = {}
+
+    def earned(self, row: int) -> dict[str, float | None]:
+        """The reward of a completion by each name; of one for each step, their sum."""
+        earned: dict[str, float | None] = {}
+        for name, answer in self.answers.items():
+            value = answer[row]
+            earned[name] = sum(value) if isinstance(value, list) else value
+        return earned
+
+
+def watch_reward(name: str, function: Callable[..., Any], scored: ScoredCompletions) -> Any:
+    """The same reward function, whose answers are noted as well."""
+
+    @functools.wraps(function)
+    def call(**columns: Any) -> Any:
+        answer = function(**columns)
+        scored.add(name, answer, columns)
+        return answer
+
+    @functools.wraps(function)
+    async def call_later(**columns: Any) -> Any:
+        answer = await function(**columns)
+        scored.add(name, answer, columns)
+        return answer
+
+    return call_later if inspect.iscoroutinefunction(function) else call
 
 
 @dataclass
@@ -45,11 +100,13 @@ class RewardTracker:
     """The rewards of the same completions, and the answers that they gave."""
 
     has_tools: bool = False  # then turns are logged, which TRL does not count
+    may_lack: bool = False  # a completion may earn nothing at all: its environment has failed
     earned: dict[str, list[float]] = field(default_factory=dict)
     # Answers to completions for which not all rewards have answered yet.
     answers: dict[str, Answer] = field(default_factory=dict)
     # The lowest reward, the highest, and how many there were, by name.
     ranges: dict[str, tuple[float, float, int]] = field(default_factory=dict)
+    scored: ScoredCompletions = field(default_factory=ScoredCompletions)
 
     def spread(self) -> dict[str, tuple[float, float, int]]:
         """The lowest and the highest reward of each name since the start, with their number."""
@@ -83,7 +140,8 @@ class RewardTracker:
         if len(self.answers) == len(self.earned):
             answers = list(self.answers.values())
             self.answers = {}
-            check_some_apply(answers, prompts)
+            if not self.may_lack:
+                check_some_apply(answers, prompts)
 
     def pop_means(self) -> dict[str, float]:
         """The mean of each reward since the last call, by its name; of this process alone."""
@@ -106,10 +164,11 @@ class Scorer:
     per_step: bool = False  # a list of numbers for a completion is allowed
     tracker: RewardTracker | None = None
     group: str = "reward"
+    where: str = ""  # its key in the configuration, where that is not its name in the group
 
     def __post_init__(self) -> None:
         self.__name__ = self.name
-        self.where = f"{self.group}.{self.name}"
+        self.where = self.where or f"{self.group}.{self.name}"
         if self.tracker is not None:
             self.tracker.earned[self.name] = []
 
@@ -136,6 +195,7 @@ class Scorer:
         values = check_answer(self.where, answer, prompts, per_step=self.per_step)
         if self.tracker is not None:
             self.tracker.record_answer(self.name, values, prompts)
+            self.tracker.scored.add(self.name, values, columns)
             if self.tracker.has_tools and "log_metric" in columns:
                 completions = columns["completions"]
                 turns = 0

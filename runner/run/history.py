@@ -1,16 +1,19 @@
 """The history of a run: the lines that it logged, and the completions that it sampled."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from runner.io.files import JsonObject, read_rows
+from runner.io.files import JsonObject, open_own, read_rows, read_step
 from runner.io.turns import dialogue
 
 # Numbers beyond these are taken for none: differences and means of larger ones have no float.
 LARGEST = 1e300
 MAX_STEP = 1 << 53
+# The ``source`` of completions that a training has learnt from, beside those of held-out prompts.
+ROLLOUT = "rollout"
 SAMPLE_FILES = ("completions.jsonl", "checkpoints/completions.jsonl")
 # How the names of figures begin that measure the machine. ``callback.step_record`` adds them to the
 # lines of a log. They are no scores, nobody compares them, and no objective is chosen among them.
@@ -56,13 +59,35 @@ def read_samples(folder: Path, dense: bool = False) -> list[JsonObject]:
 def _read_sample_table(path: Path) -> list[JsonObject]:
     table = []
     for row in read_rows(path):
-        if "prompt" in row and "completion" in row and is_finite(row.get("step")):
-            row["prompt"] = plain_text(row["prompt"])
-            row["completion"] = plain_text(row["completion"])
+        if row.get("source") != ROLLOUT and _is_sample(row):
             if not is_finite(row.get("score")):
                 row.pop("score", None)
             table.append(row)
     return table
+
+
+def read_rollouts(folder: Path) -> list[JsonObject]:
+    """A few completions that a training has learnt from, at each logged step."""
+    rows = read_rows(folder / SAMPLE_FILES[0])
+    return [row for row in rows if row.get("source") == ROLLOUT and _is_sample(row)]
+
+
+def iterate_calls(path: Path, after: int = -1) -> Iterator[JsonObject]:
+    """The calls of a ``calls.jsonl`` (``generate.call_log``) that belong to later steps."""
+    with contextlib.suppress(FileNotFoundError), open_own(path, "rb") as file:
+        for line in file:
+            row = read_step(line)
+            if row and row["step"] > after and isinstance(row.get("name"), str):
+                yield row
+
+
+def _is_sample(row: JsonObject) -> bool:
+    """True for a row with prompt and completion, which become plain text."""
+    if "prompt" not in row or "completion" not in row or not is_finite(row.get("step")):
+        return False
+    row["prompt"] = plain_text(row["prompt"])
+    row["completion"] = plain_text(row["completion"])
+    return True
 
 
 def _count_steps(table: list[JsonObject]) -> int:

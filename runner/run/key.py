@@ -22,7 +22,8 @@ from typing import Any
 
 from runner.config.adapter_rate import FACTOR
 from runner.config.machines import processes_of
-from runner.config.run_name import PLACES, folder_name, former_names
+from runner.config.run_name import PLACES, folder_name, former_names, shortened_to, spelt
+from runner.config.sampler import RUNNER, SAMPLER
 from runner.schema.literal import CONSTANT
 from runner.schema.modality import MODALITIES
 from runner.schema.text import Config, short_key
@@ -52,7 +53,8 @@ VOLATILE = frozenset(
 )
 # Top keys that leave the label as it is; these three of the volatile ones are worth reading there.
 UNNAMED = VOLATILE - {"learning_rate", "kl_coef", "allow"}
-MAX_LABEL_LETTERS = 100
+MAX_LABEL_BYTES = 100
+REFERENCE = re.compile(r"\$\{(?:run|best):(.*)\}")  # to a run, by its name
 SETTLED_NANOSECONDS = 2_000_000_000  # more than any clock of a file system is late
 
 
@@ -79,6 +81,9 @@ def lasting(cfg: Config) -> dict[str, Any]:
         trainer = dict(part["trainer"])
         for modality in MODALITIES:
             trainer.pop(modality.column, None)  # to take images or not only refuses rows
+        # Runs had no such key while transformers or vLLM, which has one of its own, sampled.
+        if trainer.get(SAMPLER) != RUNNER:
+            trainer.pop(SAMPLER, None)
         made = made_of_batch(cfg)
         if made:
             args = trainer["args"].items()
@@ -125,8 +130,9 @@ def _plain(value: object) -> object:
 def label_of(overrides: Sequence[str], name: str = "") -> str:
     """The overrides as a short folder name, without what the name of the run or its key implies.
 
-    It has only characters that neither a shell nor Hydra's grammar takes as its own, because people
-    type it. Those of a sweep have what is swept in front, so that it is not cut off.
+    It has only letters, in any script, and characters that neither a shell nor Hydra's grammar
+    takes as its own, because people type it. Those of a sweep have what is swept in front, so that
+    it is not cut off.
 
     >>> label_of(["trainer=dpo", "kl_coef=0.05", "model.path=outputs/x/run/model"], "dpo-x-toy")
     'kl_coef-0.05+model-run'
@@ -142,18 +148,18 @@ def label_of(overrides: Sequence[str], name: str = "") -> str:
         # Of a class or a function its name is enough, after that of its node.
         if key.endswith("._target_"):
             value = value.rpartition(".")[2]
-        # Of a model in a run the folder of the run is enough.
-        value = value.strip("[]/'\"").removesuffix("/model")
+        # Of a model in a run the folder of the run is enough, and of a reference the name.
+        value = REFERENCE.sub(r"\1", value).strip("[]/'\"").removesuffix("/model")
         if not _is_said(name, value):
             values[key.removesuffix("._target_").removesuffix(".path")] = value
 
     label = ""
     for key, value in values.items():
         word = f"{short_key(key, values)}-{value.rpartition('/')[2]}"
-        word = re.sub(r"[^A-Za-z0-9._-]+", "-", word).strip("-.")
-        if label and len(label) + len(word) >= MAX_LABEL_LETTERS:
+        word = spelt(word).strip("-.")
+        if label and len(f"{label}{word}".encode()) >= MAX_LABEL_BYTES:
             break
-        label = f"{label}+{word[:MAX_LABEL_LETTERS]}"
+        label = f"{label}+{shortened_to(word, MAX_LABEL_BYTES)}"
     return label.strip("-.+") or "default"
 
 

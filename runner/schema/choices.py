@@ -14,6 +14,7 @@ from runner.schema.source import (
     find_definition,
     last_name,
     parse_module,
+    without_bodies,
 )
 
 
@@ -29,21 +30,21 @@ def choices_compared(target: str, name: str, least: int = 2) -> tuple[str, ...]:
         module = definition.module
         texts: tuple[str, ...] = ()
         if name in module.text:
-            texts = _texts_compared(module, module.changed).get(name, ())
+            texts = _texts_compared(module, module.changed, name)
         if len(texts) >= least:
             return texts
         definition = next(bases(definition), None)
     return ()
 
 
-@functools.lru_cache(maxsize=64)
-def _texts_compared(module: Module, changed: int) -> dict[str, tuple[str, ...]]:
-    """The texts that a module compares each name with, in the order of its source.
+@functools.lru_cache(maxsize=256)
+def _texts_compared(module: Module, changed: int, name: str) -> tuple[str, ...]:
+    """The texts that a module compares a name with, in the order of its source.
 
     What holds for an item of a loop (``for loss_type in loss_types``) holds for the singular of
     what the loop goes over, whatever the item is called.
     """
-    tree = parse_module(module.text)
+    tree = parse_module(without_bodies(module.text, name)) or parse_module(module.text)
     nodes = list(ast.walk(tree)) if tree else []
     refused = set()  # the ids of tests such as ``if x == "no longer supported": raise``
     singulars = {}  # by the name of a loop's items
@@ -53,14 +54,13 @@ def _texts_compared(module: Module, changed: int) -> dict[str, tuple[str, ...]]:
                 refused.add(id(test))
             case ast.For(target=ast.Name(id=item)) | ast.comprehension(target=ast.Name(id=item)):
                 singulars[item] = last_name(node.iter).removesuffix("s")
-    texts: dict[str, dict[str, None]] = {}
+    texts: dict[str, None] = {}
     for node in nodes:
         if isinstance(node, ast.Compare) and id(node) not in refused:
-            name = last_name(node.left)
-            compared = dict.fromkeys(_texts_in(node.comparators))
-            for alias in {name, singulars.get(name, name)}:
-                texts.setdefault(alias, {}).update(compared)
-    return {name: tuple(compared) for name, compared in texts.items()}
+            left = last_name(node.left)
+            if name in (left, singulars.get(left)):
+                texts |= dict.fromkeys(_texts_in(node.comparators))
+    return tuple(texts)
 
 
 def _texts_in(expressions: list[ast.expr]) -> Iterator[str]:

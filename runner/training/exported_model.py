@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.config.run_name import folder_name
+from runner.config.run_name import ascii_spelt, folder_name
 from runner.errors import EnvironmentFault, Fault, FolderError
 from runner.io.files import display_path, files_of, read_json, remove, write_text
 from runner.io.hub import is_offline
@@ -185,7 +185,7 @@ def _write_fp8(run: RunRecord, new: Path, plain: Path, dtype: str, trust: bool) 
 
 def model_name(run: RunRecord) -> str:
     """The name of the model of a run, in letters that files, shells and Ollama take."""
-    return folder_name(run.folder.parent.name) or "model"
+    return folder_name(run.folder.parent.name, ascii_spelt) or "model"
 
 
 def _copy(source: Path, new: Path) -> str:

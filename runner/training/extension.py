@@ -60,10 +60,20 @@ class BeforeTrainer(Trainer):
         self, model: nn.Module, inputs: Any, *args: object, **kwargs: object
     ) -> Tensor:
         """Take the trainer's own step, and report its loss, however seldom it is logged."""
-        loss = super().training_step(model, inputs, *args, **kwargs)
+        self.hooks.rows = inputs
+        if self.hooks.samples is not None:
+            self.hooks.samples.begin(self)
+        with self.hooks.sampling(self, False):
+            loss = super().training_step(model, inputs, *args, **kwargs)
         if self.hooks.on_loss is not None:
             self.hooks.on_loss(self, inputs, loss)
         return loss
+
+    def compute_loss(self, model: nn.Module, inputs: Any, *args: object, **kwargs: object) -> Any:
+        """Compute the trainer's own loss, and report the batch that it is computed of."""
+        if self.hooks.samples is not None and not self.is_measuring:
+            self.hooks.samples.add_batch(inputs)
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
     def evaluation_loop(
         self, *args: object, metric_key_prefix: str = "eval", **kwargs: object
@@ -72,7 +82,10 @@ class BeforeTrainer(Trainer):
         self.is_measuring = True
         if self.hooks.evaluates:
             self.hooks.on_evaluate("evaluating")
-            output = self._evaluate_by_sums(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+            with self.hooks.sampling(self, True):
+                output = self._evaluate_by_sums(
+                    *args, metric_key_prefix=metric_key_prefix, **kwargs
+                )
         else:
             output = EvalLoopOutput(predictions=None, label_ids=None, metrics={}, num_samples=0)
         if self.hooks.measure is not None and metric_key_prefix.startswith("eval"):
@@ -109,6 +122,7 @@ class BeforeTrainer(Trainer):
         self, model: nn.Module, inputs: Any, *args: object, **kwargs: object
     ) -> Any:
         """Take the trainer's own step on held-out rows, and add its figures to the sums."""
+        self.hooks.rows = inputs
         if self.sums is None:
             return super().prediction_step(model, inputs, *args, **kwargs)
         losses = list[Tensor | None]()
@@ -179,6 +193,8 @@ class AfterTrainer(Trainer):
         if self.hooks.reward_means is not None and "loss" in logs:
             for name, mean in self.hooks.reward_means().items():
                 logs.setdefault(f"rewards/{name}/mean", mean)
+        if self.hooks.samples is not None and "loss" in logs:
+            self.hooks.samples.write(self)
         if self.hooks.on_log is not None:
             self.hooks.on_log(logs, self.state.global_step)
         self._count_on(logs)

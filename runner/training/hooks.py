@@ -1,8 +1,9 @@
 """The functions of ours that a trainer calls in the course of a training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -10,8 +11,23 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer
 
 from runner.config.experiment import LossPart
+from runner.io.turns import Row
 
 Measure = Callable[[Trainer, str], dict[str, float]]
+SamplingContext = Callable[[Trainer, bool], AbstractContextManager[None]]
+
+
+class SampleNotes(Protocol):
+    """Notes of the completions that are trained on (``step_samples``)."""
+
+    def begin(self, trainer: Trainer) -> None:
+        """The step of a micro-batch begins."""
+
+    def add_batch(self, batch: Any) -> None:
+        """The loss of a micro-batch is computed next, which the trainer has prepared."""
+
+    def write(self, trainer: Trainer) -> None:
+        """The figures of a step are logged next."""
 
 
 @dataclass
@@ -22,14 +38,19 @@ class Hooks:
     evaluates: bool = True
     # ``measure(trainer, prefix)``: figures that join those of an evaluation.
     measure: Measure | None = None
+    # ``sampling(trainer, is_evaluation)``: the context in which the trainer samples.
+    sampling: SamplingContext = lambda trainer, is_evaluation: nullcontext()
     # ``on_evaluate(part)``: a part of an evaluation begins.
     on_evaluate: Callable[[str], None] = lambda part: None
     # ``on_loss(trainer, batch, loss)``: each micro-batch with its loss.
     on_loss: Callable[[Trainer, Any, Tensor], None] | None = None
     # ``on_log(logs, step)`` may change what is logged.
     on_log: Callable[[dict[str, float], int], None] | None = None
+    samples: SampleNotes | None = None
     # The mean of each reward since it was called last.
     reward_means: Callable[[], dict[str, float]] | None = None
+    # The rows of the batch that the trainer was given, for whoever samples for it.
+    rows: Sequence[Row] = ()
     make_optimizer: Callable[[Trainer], Optimizer] | None = None
     make_schedule: Callable[..., LRScheduler] | None = None
     # The user's own (``user_loss``), in place of the trainer's.

@@ -10,16 +10,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from peft import PeftModel
 from transformers import Trainer
 
 from runner.config.experiment import Experiment
 from runner.dataset.loaded_rows import fingerprint
+from runner.generate.environment.contract import package_versions
+from runner.generate.sampler import Model
 from runner.io.files import JsonObject
 from runner.model.chat import tokenizer_hash
+from runner.model.model_files import ADAPTER
 from runner.run.continuation import EACH_STEP, ONCE
 from runner.run.key import made_of_batch
 from runner.training.checkpoint import disk_needed
-from runner.training.components.model import policy_of
+from runner.training.components.model import find_adapter_below, has_base, policy_of
 from runner.training.components.types import Components
 
 # The time at which the log-probabilities of the reference are computed, by
@@ -27,22 +31,44 @@ from runner.training.components.types import Components
 REFERENCE_TIMES = {True: ONCE, False: EACH_STEP, None: None}
 
 
-def collect_facts(components: Components) -> JsonObject:
+def collect_facts(components: Components, experiment: Experiment) -> JsonObject:
     """The facts, as they stand in ``manifest.json``."""
     args = components.args
     trainer = components.trainer
+    disk = disk_needed(trainer, components.seal)
+    disk["model"] += _bytes_below(experiment, policy_of(trainer))
     precomputes = getattr(args, "precompute_ref_log_probs", None)
+    data: JsonObject = {
+        "train": describe_rows(components.train_rows),
+        "eval": describe_rows(components.held_out),
+    }
+    packages = package_versions(experiment.environment)
+    if packages:
+        data["environment"] = packages
     return {
-        "disk": disk_needed(trainer, components.seal),
+        "disk": disk,
         "reference": REFERENCE_TIMES[precomputes],
         "tokenizer": {"fingerprint": tokenizer_hash(components.tokenizer)},
-        "data": {
-            "train": describe_rows(components.train_rows),
-            "eval": describe_rows(components.held_out),
-        },
+        "data": data,
         "model": _describe_model(trainer),
         "hardware": _describe_hardware(args.world_size),
     }
+
+
+def _bytes_below(experiment: Experiment, policy: Model) -> int:
+    """About the bytes that are saved beyond those of an adapter, as its base is not on disk."""
+    if not isinstance(policy, PeftModel) or has_base(experiment):
+        return 0
+    trained: int = sum(weight.nbytes for weight in policy.parameters() if weight.requires_grad)
+    folder = find_adapter_below(experiment, policy.peft_config["default"])
+    if folder:  # the sum of both adapters stands beside the new one
+        return trained + (folder / ADAPTER).stat().st_size
+    # Weights of 4 or 8 bits are saved as they were before they were rounded.
+    base = policy.get_base_model()
+    frozen = base.num_parameters() - base.num_parameters(only_trainable=True)
+    merged: int = frozen * policy.dtype.itemsize
+    # The adapter stands beside the merged model only if the base was rounded.
+    return merged if experiment.quant else merged - trained
 
 
 def _describe_model(trainer: Trainer) -> JsonObject:

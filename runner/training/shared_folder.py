@@ -5,7 +5,7 @@ import platform
 
 from accelerate.utils import broadcast_object_list, gather_object
 
-from runner.config import rank, world_size
+from runner.config.machines import rank, world_size
 from runner.errors import EnvironmentFault, Fault
 from runner.run import Run
 

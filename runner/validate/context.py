@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.groups import GROUPS
-from runner.config.menu import read_options
+from runner.config.menu import option_of
 from runner.config.override import HELD, find_place
 from runner.metric import ask as metric
 from runner.run.alarms import ALARMS
@@ -56,6 +56,7 @@ SPECIAL = {
 PART_CLASSES = {
     "trainer": "TrainerPart",
     "model": "ModelPart",
+    "environment": "EnvironmentPart",
     "reward": "RewardPart",
     "metric": "MetricPart",
     "peft": "AdapterPart",
@@ -159,11 +160,7 @@ class ValidationContext:
     @functools.cached_property
     def option(self) -> str:
         """The option of our menu that the trainer is; empty for one of the user's own."""
-        target = self.mapping("trainer").get("_target_")
-        for name, content in read_options("trainer").items():
-            if content["trainer"]["_target_"] == target:
-                return name
-        return ""
+        return option_of("trainer", self.mapping("trainer").get("_target_"))
 
     def completed(self, words: Mapping[str, Any]) -> Node:
         """Words for keys of a group, with the options that must be chosen for the keys to exist.

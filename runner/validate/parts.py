@@ -59,7 +59,7 @@ def _is_served(context: ValidationContext, trainer: Signature, group: str) -> bo
 
 def _has_reward(context: ValidationContext) -> bool:
     """True where something says what a completion is worth: a reward, or an environment."""
-    if is_given(context.cfg.get("reward")):
+    if is_given(context.cfg.get("reward")) or context.cfg.get("environment"):
         return True
     return bool(context.mapping("trainer").get("environment_factory"))
 
@@ -106,7 +106,8 @@ def find_weighting_faults(context: ValidationContext) -> Iterator[Fault]:
     if context.args.get("reward_model_path"):
         count += 1
     weights = context.args.get("reward_weights")
-    if isinstance(weights, list) and _has_reward(context) and len(weights) != count:
+    is_counted = _has_reward(context) and not context.cfg.get("environment")
+    if isinstance(weights, list) and is_counted and len(weights) != count:
         rewards = "1 reward" if count == 1 else f"{count} rewards"
         yield Fault(
             where="trainer.args.reward_weights",

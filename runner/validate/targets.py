@@ -42,6 +42,7 @@ ALLOWED = [
     rf"(?:bitsandbytes\.optim|galore_torch|apollo_torch|adam_mini){ANY_SUBMODULE}\.[A-Z]\w*",
     rf"accelerate{ANY_SUBMODULE}\.ParallelismConfig",
     rf"runner\.(?:{ROOMS}){ANY_SUBMODULE}\.(?!(?:write|save|copy|remove|push)_|main$)\w+",
+    r"runner\.generate\.environment\.\w+\.[A-Za-z]\w+",
     # The other callbacks are the runner's own, and write to paths that they are given.
     r"runner\.training\.callback(?:\.anomaly)?\.Anomaly",
     r"runner\.training\.callback(?:\.samples)?\.Samples",

@@ -36,7 +36,7 @@ from danger_cases import BOMBS, DOORS, FILES, PLACES, REFERENCES, TARGETS, WORDS
 from warm import Warm
 
 from runner.__main__ import main
-from runner.config import compose
+from runner.config.composition import compose
 from runner.run import FORMAT
 
 # limits for a bomb, above the same command with a harmless file
@@ -112,7 +112,7 @@ def misses_of_targets(
     targets: Sequence[str] = TARGETS, places: Sequence[str] = PLACES
 ) -> Iterator[str]:
     """Each target that the check accepts among others, and each place that it does not check."""
-    from runner.validate import find_all_faults, find_dangers
+    from runner.validate.configuration import find_all_faults, find_dangers
 
     good = bad = compose(["trainer=grpo", "reward=sorted_digits", "optimizer=adamw"]).cfg
     for number, target in enumerate(targets):

@@ -259,7 +259,7 @@ DEFECTS = (
     Defect(
         "faults_one_at_a_time",
         "The check ends at its first fault.",
-        "runner/validate/__init__.py",
+        "runner/validate/configuration.py",
         "return sorted(faults, key=position)",
         "return sorted(faults, key=position)[:1]",
         tests=(
@@ -588,6 +588,17 @@ DEFECTS = (
         "self.seed, *draw)",
         "self.seed, draw[0])",
         tests=("tests/test_predict.py::test_other_seeds_rows_and_samples_are_other_completions",),
+    ),
+    Defect(
+        "rollouts_alike",
+        "All calls of a step are answered with the same random numbers.",
+        "runner/training/trainer_sampler.py",
+        "            self.count += rows\n",
+        "            self.count += 0\n",
+        tests=(
+            "tests/test_generate_call.py::"
+            "test_noise_follows_from_the_seed_the_step_the_process_and_the_row",
+        ),
     ),
     Defect(
         "padding_takes_positions",

@@ -39,7 +39,7 @@ from kill import GROUPS, TRAINERS, WORDS, Place, unbroken
 from needs import needed
 from warm import Warm
 
-from runner.config import compose
+from runner.config.composition import compose
 from runner.config.override import parse, quote_text
 from runner.errors import Fault
 from runner.io.files import files_of, read_json

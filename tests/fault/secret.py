@@ -36,8 +36,8 @@ from danger import QUICK, Outcome, Run, fork, report, warmly
 from secret_cases import ENVIRONMENT, FOREIGN, HARMLESS, LINES, REFUSED, SECRETS
 from warm import Warm
 
-from runner.config import compose
-from runner.validate import find_all_faults
+from runner.config.composition import compose
+from runner.validate.configuration import find_all_faults
 
 MENU = HERE.parent.parent / "conf" / "tracker"
 TRACKERS = sorted(path.stem for path in MENU.glob("*.yaml") if path.stem != "none")

@@ -689,7 +689,7 @@ def overhead(folder: Path) -> int:
 
     1 if it is 2 % or more.
     """
-    from runner.config import compose
+    from runner.config.composition import compose
     from runner.launch.signals import Stop
     from runner.run import open_run
     from runner.training.components import build_components

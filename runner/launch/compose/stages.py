@@ -17,13 +17,13 @@ from runner.config.provenance import TrustedKeys, list_settings
 from runner.config.resolution import NO_VALUE, Composed
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import MENU
-from runner.launch.compose.begun_rate import as_begun, find_factor_faults
+from runner.launch.compose.begun_run import as_begun, find_factor_faults
 from runner.launch.compose.references import References
 from runner.launch.compose.staged_experiment import LAID_OVER, StagedExperiment, read_experiment
 from runner.run.continuation import find_resume_faults
 from runner.run.key import folder_of
-from runner.validate import find_all_faults
 from runner.validate.adapter_start import leaves_adapter, settle_start
+from runner.validate.configuration import find_all_faults
 from runner.validate.mismatches import find_mismatches
 
 TYPED_FIX = re.compile(r"[A-Za-z_][\w.]*=")  # a fix of words to type
@@ -151,8 +151,7 @@ def _compose_one(
                     faults.append(fault)
         return None, faults
     FolderError.refuse(references.of_other_formats)
-    if composed.rate:
-        composed = as_begun(composed, words, folders, references.starts)
+    composed = as_begun(composed, words, folders, references.starts)
     untyped = {key.removeprefix(f"{stage}.") for key in references.untyped}
     notes = list(references.notes.values())
     composed = replace(composed, untyped=frozenset(untyped), starts=notes)

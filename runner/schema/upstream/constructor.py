@@ -47,7 +47,7 @@ SERVED = {
         "reward_processing_classes",
     ],
     "model": ["tokenizer", "head", "quantization_config"],
-    "dataset": ["to", "keep", "seed"],
+    "dataset": ["to", "keep", "seed", "environment"],
     "peft": ["model", "task_type"],
     "collator": ["tokenizer", "processing_class", "pad_token_id", "inner"],
     "optimizer": ["params", "named_parameters", "model"],

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
@@ -11,6 +11,8 @@ from runner.config.build import build
 from runner.config.experiment import Experiment, LossPart
 from runner.dataset.weigh import carries_weights
 from runner.errors import ConfigError, Fault, own_place, reason_of
+from runner.generate.call_log import CallLog
+from runner.generate.reward_model import ModelReward
 from runner.generate.sampler import Model
 from runner.io.terminal import mute_libraries
 from runner.model.check import no_stop_strings
@@ -22,17 +24,19 @@ from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.tracker.callback import PostponedEnd, Tracker
 from runner.tracker.replacement import check_trackers, replace_trackers
+from runner.training.callback.call_steps import CallSteps
 from runner.training.callback.order import add_callbacks, add_own_trackers
 from runner.training.callback.stop import StopRequest
 from runner.training.callback.user import build_callbacks, parts_for_callbacks
 from runner.training.checkpoint import Seal
 from runner.training.components.args import build_args
 from runner.training.components.chat_rows import are_chats, check_chats
+from runner.training.components.environment import fit_environment
 from runner.training.components.evaluation import build_measure
 from runner.training.components.held_out_engine import HeldOutEngine
 from runner.training.components.model import build_model
 from runner.training.components.rehearsal import blaming, rehearse_components
-from runner.training.components.rewards import build_rewards, to_model_rewards
+from runner.training.components.rewards import build_rewards, build_samples, to_model_rewards
 from runner.training.components.row_order import group_lengths
 from runner.training.components.scorers import build_metrics
 from runner.training.components.token_weights import (
@@ -41,12 +45,17 @@ from runner.training.components.token_weights import (
     columns_asked_for,
     set_weights,
 )
-from runner.training.components.tools import agent_of, build_functions
+from runner.training.components.tools import (
+    agent_of,
+    build_call_log,
+    build_functions,
+)
 from runner.training.components.trainer import build_trainer
 from runner.training.components.trainer_parts import (
     build_collator,
     build_loss,
     optimizer_maker,
+    sampling_context,
     schedule_maker,
 )
 from runner.training.components.training_rows import (
@@ -80,9 +89,12 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     tokenizer = build(experiment.model.tokenizer)
     rules = build_rules(experiment.weights)
     rows = load_training_rows(experiment, columns_asked_for(rules))
-    rewards = build_rewards(experiment, args)
+    calls = build_call_log(run, args)
+    functions = build_functions(part, experiment.environment, calls)
+    agent = agent_of(part, functions)
+    rewards = build_rewards(experiment, args, agent, calls)
     reward_models = to_model_rewards(rewards, tokenizer, args)
-    if are_chats(experiment, args, tokenizer, rows.train):
+    if are_chats(experiment, args, tokenizer, rows.train, agent):
         rows = check_chats(experiment, tokenizer, rows)
         if any(map(carries_weights, rows.sets)):
             experiment = with_turn_weights(experiment, args, rows.train)
@@ -95,8 +107,6 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     # Models, and what asks them.
     models = build_model(experiment, tokenizer, args)
     _check_stop_strings(experiment, args, models.policy)
-    functions = build_functions(part)
-    agent = agent_of(part, functions)
     parts = parts_for_callbacks(run, tokenizer, rows.train, rows.held_out, agent)
     loads_by_path = upstream.takes_path(read_signature(part.target))
     offered: OfferedParts = {
@@ -117,9 +127,11 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     engine = HeldOutEngine(is_wanted=experiment.engine == "vllm")
     hooks = Hooks(
         evaluates=part.evaluates,
+        sampling=sampling_context(experiment),
         measure=build_measure(run, tokenizer, metrics, agent, halvings, engine.sampler_of),
         on_loss=health.observe_loss,
         on_log=functools.partial(adjust_logs, adjustments) if adjustments else None,
+        samples=build_samples(run, tokenizer, rewards),
         reward_means=rewards.panel.pop_means if rewards.panel else None,
         make_optimizer=optimizer_maker(experiment.optimizer),
         make_schedule=schedule_maker(experiment.optimizer),
@@ -129,28 +141,41 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         use_cache=getattr(models.policy.config, "use_cache", None),
     )
     with _refusals_of("trainer"), blaming(run):
+        functions = fit_environment(part, functions, agent, args, hooks)
         trainer = build_trainer(experiment, {**offered, **functions}, hooks, rules)
-    for reward_model in reward_models:
-        reward_model.place(trainer)
-    _complete_batches(experiment, trainer, tokenizer, rules)
+    _complete(experiment, trainer, tokenizer, rules, reward_models, calls)
     trackers: list[Tracker | PostponedEnd] = [*replace_trackers(trainer, experiment, run.folder)]
     trackers += add_own_trackers(trainer, experiment.tracker, parts)
-    checkpoints_kept = part.args.get("save_total_limit") or CHECKPOINTS_KEPT
-    sick_steps = steps_to_notice(experiment.tolerate)
-    seal = Seal(checkpoints_kept, sick_steps, upstream.cycle_steps(vars(args)), run.set_status)
+    seal = _build_seal(run, args)
     add_callbacks(trainer, run, parts, stop, health, seal, adjustments)
     return Components(
         args, tokenizer, rows.train, rows.held_out, trainer, health, seal, trackers, adjustments
     )
 
 
-def _complete_batches(
+def _build_seal(run: Run, args: TrainingArguments) -> Seal:
+    """The seal of the checkpoints, and how many of them are kept."""
+    checkpoints_kept = run.experiment.trainer.args.get("save_total_limit") or CHECKPOINTS_KEPT
+    sick_steps = steps_to_notice(run.experiment.tolerate)
+    return Seal(checkpoints_kept, sick_steps, upstream.cycle_steps(vars(args)), run.set_status)
+
+
+def _complete(
     experiment: Experiment,
     trainer: Trainer,
     tokenizer: PreTrainedTokenizerBase,
     rules: list[BoundRule],
+    reward_models: Sequence[ModelReward],
+    calls: CallLog | None,
 ) -> None:
-    """Add to the batches of a built trainer a collator around its own, weights and lengths."""
+    """Put reward models where a built trainer computes, and complete its batches and callbacks.
+
+    Batches get a collator around the trainer's own, weights and lengths.
+    """
+    if calls is not None:
+        trainer.add_callback(CallSteps(calls))
+    for reward_model in reward_models:
+        reward_model.place(trainer)
     around = build_collator(experiment.collator, tokenizer, inner=trainer.data_collator)
     trainer.data_collator = around or trainer.data_collator
     if rules:

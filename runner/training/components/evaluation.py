@@ -132,7 +132,9 @@ class HeldOutMetrics:
             for row in figures.completions:
                 written.append({**step, "prompt": row["prompt"], "completion": row["completion"]})
             # In place of those of an earlier try at the same step.
-            replace_rows(self.run.folder / "completions.jsonl", written, same=list(step))
+            replace_rows(
+                self.run.folder / "completions.jsonl", written, same=["step", "set", "source"]
+            )
         return figures.scores
 
     def _rows(self, form: str, set_name: str) -> Dataset:

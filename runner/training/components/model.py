@@ -190,9 +190,8 @@ def check_merged(
                 fix="=lora",
             )
         )
-    first = read_json(Path(shipped(path_of(experiment).get("path", ""))) / "adapter_config.json")
-    joins = bool(first) and can_join(first or {}, peft_config.to_dict())
-    if getattr(args, "critic", None) in ("auto", "adapter") and not joins:
+    is_beside = getattr(args, "critic", None) in ("auto", "adapter")
+    if is_beside and not find_adapter_below(experiment, peft_config):
         faults.append(
             Fault(
                 where="trainer.args.critic",
@@ -202,6 +201,13 @@ def check_merged(
             )
         )
     ConfigError.refuse(faults)
+
+
+def find_adapter_below(experiment: Experiment, peft_config: PeftConfig) -> Path | None:
+    """The folder of the adapter that is merged below this one, if both can be saved as one."""
+    folder = Path(shipped(path_of(experiment).get("path", "")))
+    config = read_json(folder / "adapter_config.json")
+    return folder if config and can_join(config, peft_config.to_dict()) else None
 
 
 def path_of(experiment: Experiment) -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from runner.config.experiment import Experiment
+from runner.generate.agent import Agent
 from runner.generate.completion import Completion
 from runner.generate.earned import Rewards
 from runner.generate.judge import Score
@@ -15,12 +16,15 @@ from runner.reward.outcome import best_device
 from runner.training.components.rewards import build_rewards
 
 
-def build_score(experiment: Experiment, tokenizer: PreTrainedTokenizerBase) -> Score:
+def build_score(
+    experiment: Experiment, tokenizer: PreTrainedTokenizerBase, agent: Agent | None
+) -> Score:
     """The rewards of a configuration as one score of completions, with the parts of it."""
-    built = build_rewards(experiment)
+    built = build_rewards(experiment, agent=agent)
     arguments: Any = experiment.trainer.args.get("chat_template_kwargs")
     rewards = Rewards(built.functions, built.weights, tokenizer, template_arguments=arguments)
     rewards.names = list(experiment.rewards)
+    rewards.names += [paid.__name__ for paid in rewards.rewards[len(rewards.names) :]]
     for model in rewards.models:
         model.requires_grad_(False).to(best_device())
 

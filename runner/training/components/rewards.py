@@ -1,18 +1,24 @@
 """Rewards, under the names that the config gives them."""
 
 from dataclasses import dataclass
+from itertools import repeat
 
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments
 
 from runner.config.experiment import Experiment
+from runner.generate.agent import Agent
+from runner.generate.call_log import CallLog
+from runner.generate.environment.reward import build_environment_rewards
 from runner.generate.reward_model import ModelReward
 from runner.model.chat import set_template
 from runner.reward.outcome import ScoringModel, load_reward_model
 from runner.reward.panel import RewardTracker, to_scorer
 from runner.reward.reading import REWARD_KEY
+from runner.run import Run
 from runner.training.components.scorers import Reward, build_scorer
 from runner.training.components.tools import has_tools
+from runner.training.step_samples import StepSamples
 
 
 @dataclass(frozen=True)
@@ -24,31 +30,45 @@ class BuiltRewards:
     panel: RewardTracker | None  # of the group of rewards; None without a group
 
 
-def build_rewards(experiment: Experiment, args: TrainingArguments | None = None) -> BuiltRewards:
-    """The rewards of a configuration, and the reward model of a trainer's ``args``.
+def build_rewards(
+    experiment: Experiment,
+    args: TrainingArguments | None = None,
+    agent: Agent | None = None,
+    calls: CallLog | None = None,
+) -> BuiltRewards:
+    """The rewards of a configuration and of the agent's environment, and ``args``' reward model.
 
     The latter is taken out of them, and the weights are put in, unless all are 1. Of a trainer,
     only one that knows where steps end can use a reward for each.
     """
     random_head = experiment.tolerate.random_head
     per_step = args is None or hasattr(args, "step_separator")
-    panel = RewardTracker(has_tools=has_tools(experiment.trainer))
+    environment = experiment.environment
+    may_lack = environment is not None and environment.on_error == "skip"
+    panel = RewardTracker(has_tools=has_tools(experiment.trainer), may_lack=may_lack)
     rewards: list[Reward] = []
     weights = []
     is_single = "_target_" in (experiment.node.get("reward") or {})
     for name, part in experiment.rewards.items():
         reward = build_scorer(part, random_head=random_head)
+        key = "reward" if is_single else f"reward.{name}"
         if isinstance(reward, nn.Module):
-            key = "reward" if is_single else f"reward.{name}"
             setattr(reward, REWARD_KEY, key)
-        _check_template(reward, f"reward.{name}.path")
+        _check_template(reward, f"{key}.path")
         if isinstance(reward, nn.Module) and not per_step:  # a ModelReward will ask and watch it
             panel.earned[name] = []
             rewards.append(reward)
         else:
-            scorer = to_scorer(name, reward, timeout=part.timeout, per_step=per_step, tracker=panel)
+            if calls is not None and callable(reward) and not isinstance(reward, nn.Module):
+                reward = calls.reward(reward, key)
+            options = {"timeout": part.timeout, "per_step": per_step, "where": key}
+            scorer = to_scorer(name, reward, tracker=panel, **options)
             rewards.append(scorer)
         weights.append(float(part.weight))
+    for paid in build_environment_rewards(agent, list(experiment.rewards)):
+        # What an environment is asked has limits of its own.
+        rewards.append(to_scorer(paid.name, paid, timeout=None, tracker=panel))
+        weights.append(paid.weight)
     path = getattr(args, "reward_model_path", None)
     if args is not None and path:
         args.reward_model_path = None  # the trainer is given the model itself
@@ -60,9 +80,7 @@ def build_rewards(experiment: Experiment, args: TrainingArguments | None = None)
     are_equal = all(weight == 1.0 for weight in weights)
     if args is not None and not are_equal:
         args.reward_weights = weights
-    return BuiltRewards(
-        rewards, None if are_equal else weights, panel if experiment.rewards else None
-    )
+    return BuiltRewards(rewards, None if are_equal else weights, panel if panel.earned else None)
 
 
 def _check_template(reward: Reward, where: str) -> None:
@@ -94,3 +112,12 @@ def to_model_rewards(
             rewards.functions[index] = model
             models.append(model)
     return models
+
+
+def build_samples(
+    run: Run, tokenizer: PreTrainedTokenizerBase, rewards: BuiltRewards
+) -> StepSamples:
+    """The notes from which a few of the completions are written that a run learns from."""
+    panel = rewards.panel or RewardTracker()
+    weights = dict(zip(panel.earned, rewards.weights or repeat(1.0), strict=False))
+    return StepSamples(run.folder / "completions.jsonl", tokenizer, panel.scored, weights)

@@ -40,7 +40,11 @@ def load_training_rows(experiment: Experiment, columns: list[str] | None) -> Tra
     """The rows of an experiment in its trainer's form, with these columns beside it."""
     trainer = experiment.trainer
     train, held_out = serve(
-        experiment.dataset.node, to=trainer.form, seed=experiment.seed, keep=columns
+        experiment.dataset.node,
+        to=trainer.form,
+        seed=experiment.seed,
+        keep=columns,
+        environment=experiment.environment,
     )
     rows = TrainingRows(train, held_out)
     reference = trainer.reference_column

@@ -1,0 +1,99 @@
+"""The rows that an environment makes, as a dataset: those of the training, and those held out."""
+
+import logging
+from collections.abc import Sequence
+from typing import Literal
+
+from datasets import Dataset
+
+from runner.config.experiment import EnvironmentPart
+from runner.errors import ConfigError, DataError, Fault, describe
+from runner.generate.environment.contract import open_source, rows_of
+from runner.generate.episode import ROW
+from runner.io.files import JsonObject
+
+log = logging.getLogger(__name__)
+
+
+def environment_rows(
+    environment: EnvironmentPart | None = None,
+    *,
+    form: Literal["prompt"] = "prompt",
+    limit: dict[Literal["train", "eval"], int | None] | None = None,
+    seed: int = 0,
+    to: str | None = None,
+    keep: Sequence[str] | None = None,
+) -> tuple[Dataset, Dataset | None]:
+    """The training rows and the held-out rows of an environment, which the runner serves.
+
+    ``limit`` is of each of them. All columns stay: the environment begins an episode by them.
+    """
+    if environment is None:
+        raise ConfigError(_without_environment())
+    limits = limit or {}
+    seed = seed if environment.seed is None else environment.seed
+    train = _make_rows(environment, environment.size, limits.get("train"), seed, held_out=False)
+    if environment.held_out is None:
+        return train, None
+    limit_held_out = limits.get("eval")
+    held_out = _make_rows(environment, environment.held_out, limit_held_out, seed, held_out=True)
+    # Of longer episodes a prompt may be the same for all.
+    if getattr(open_source(environment), "single_turn", False):
+        prompts = {str(prompt) for prompt in train["prompt"]}
+        shared = sum(str(prompt) in prompts for prompt in held_out["prompt"])
+        if shared:
+            many = f"{shared} of {len(held_out)}"
+            log.warning("environment: %s held-out prompts are also trained on", many)
+    return train, held_out
+
+
+def _without_environment() -> Fault:
+    return Fault(
+        where="environment",
+        found="none, but dataset=environment takes its rows from one",
+        expected="an environment that makes rows",
+        fix="environment=<reasoning_gym | verifiers | openenv | own>, or dataset=<another>",
+    )
+
+
+def _make_rows(
+    environment: EnvironmentPart, count: int, limit: int | None, seed: int, *, held_out: bool
+) -> Dataset:
+    """At most ``count`` rows of an environment, with their numbers; DataError for no rows."""
+    count = min(count, limit or count)
+    rows = rows_of(environment, count, seed, held_out=held_out)
+    which = "held-out rows" if held_out else "training rows"
+    problem = _find_problem(rows)
+    if problem:
+        raise DataError(
+            Fault(
+                where="environment",
+                found=f"{environment.target} gave {problem} for {count} {which}",
+                expected="a list of rows, each a mapping of JSON values whose prompt is a list of "
+                "turns",
+                fix=f"mend {environment.target}.rows, or another environment",
+            )
+        )
+    try:
+        return Dataset.from_list([{ROW: number, **row} for number, row in enumerate(rows)])
+    except Exception as error:  # pyarrow has several for values of different types in a column
+        raise DataError(
+            Fault(
+                where="environment",
+                found=f"{which} of {environment.target} that make no table: {describe(error)}",
+                expected="one type of value in each column",
+                fix="texts made with json.dumps in the place of values of several types",
+            )
+        ) from error
+
+
+def _find_problem(rows: list[JsonObject]) -> str:
+    """What is wrong with the rows of a source; empty for good ones."""
+    if not isinstance(rows, list) or not rows:
+        return "no rows" if rows in ([], None) else f"a {type(rows).__name__}"
+    for index, row in enumerate(rows):
+        prompt = row.get("prompt") if isinstance(row, dict) else None
+        is_chat = isinstance(prompt, list) and all(isinstance(turn, dict) for turn in prompt)
+        if not is_chat or not prompt:
+            return f"a row without turns as its prompt (row {index})"
+    return ""
