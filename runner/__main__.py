@@ -30,8 +30,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             with uncollected():
                 completion = import_module("runner.command._completion")
                 code: int = completion.answer_shell(words[1:])
-        else:
-            code = import_module("runner.command._dispatch").do_command(words)
+            return code
+        dispatch = import_module("runner.command._dispatch")
+        line = dispatch.read_line(words)
+        if not dispatch.is_one_training(line):
+            code = dispatch.do_other(line)
+            return code
+        # Nothing has to be saved before the worker begins.
+        with dispatch.watched():
+            stages = import_module("runner.launch.compose.stages")
+            runs = stages.compose_runs(line.overrides, line.folders)
+            start_runs = import_module("runner.launch.start_runs").start_runs
+            code = start_runs(runs, dry_run=line.dry_run, debug=line.debug)
         return code
     except KeyboardInterrupt:  # between two runs, where no worker listens
         return 130

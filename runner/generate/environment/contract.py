@@ -7,7 +7,8 @@ side by side.
 """
 
 import atexit
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -145,6 +146,15 @@ def close_sources() -> None:
         _, source = _open_sources.popitem()
         if hasattr(source, "close"):
             source.close()
+
+
+@contextlib.contextmanager
+def sources_closed() -> Iterator[None]:
+    """Close, behind what is done inside, the sources that it opens."""
+    try:
+        yield
+    finally:
+        close_sources()
 
 
 atexit.register(close_sources)
