@@ -65,6 +65,12 @@ class Agent:
             tools += tools_of(environment)
         return {**row, "tools": tools}
 
+    @property
+    def calls_tools(self) -> bool:
+        """True where the model may call tools, and not only hear of an environment."""
+        environment = self.environments
+        return not isinstance(environment, Environment) or environment.has_tools or bool(self.tools)
+
     def own_rewards(self) -> list[Callable[..., object]]:
         """The rewards that environments give by ``get_reward``, one for each class, by its name.
 

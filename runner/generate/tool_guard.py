@@ -68,7 +68,7 @@ class Guard:
             with (
                 self._explained(arguments, where),
                 within(self.seconds, TimeoutError),
-                self._undisturbed(arguments),
+                self._undisturbed(arguments, args[1:]),
             ):
                 return check(self.name, function(*args, **arguments, **bound))
 
@@ -76,7 +76,7 @@ class Guard:
         async def call_later(*args: object, **arguments: object) -> object:
             self.awaited += 1
             if self.awaited == 1:
-                self.undisturbed.enter_context(self._undisturbed(arguments))
+                self.undisturbed.enter_context(self._undisturbed(arguments, args[1:]))
             try:
                 with self._explained(arguments, where):
                     coroutine: Any = function(*args, **arguments, **bound)
@@ -112,14 +112,19 @@ class Guard:
         if not self.ends:
             get_json_schema(guarded)
 
-    def _undisturbed(self, arguments: Mapping[str, object]) -> AbstractContextManager[None]:
+    def _undisturbed(
+        self, arguments: Mapping[str, object], positional: tuple[object, ...]
+    ) -> AbstractContextManager[None]:
         """Random numbers of the call's own inside, and after it those of the training."""
         states = [torch.random.get_rng_state()]
         if torch.cuda.is_initialized():
             states.append(torch.cuda.get_rng_state())
         state = torch.cat(states).numpy().tobytes()
         digest = hashlib.sha256(state).hexdigest()
-        return undisturbed(self.name, [arguments, digest])
+        sources: list[object] = [arguments, digest]
+        if positional:  # of an environment, which hears a message
+            sources.append(positional)
+        return undisturbed(self.name, sources)
 
     @contextlib.contextmanager
     def _explained(self, arguments: Mapping[str, object], where: str) -> Iterator[None]:

@@ -7,7 +7,6 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from transformers import Trainer, TrainerState, TrainingArguments
 
 from runner.errors import ConfigError, DataError, Fault, FolderError, RunnerError
-from runner.generate.environment.contract import package_versions
 from runner.io.files import write_json
 from runner.model.encoding import stop_ids
 from runner.run import Run, add_notes, write_manifest
@@ -21,7 +20,7 @@ from runner.training.held_out_scores import check_objective, held_out_scores
 from runner.training.inspection import inspect_training
 from runner.training.inspection_faults import find_faults, find_notes
 from runner.training.recovery import record_adjustments
-from runner.training.run_facts import collect_facts, find_process_dependence
+from runner.training.run_facts import add_packages, collect_facts, find_process_dependence
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +45,7 @@ def _record_start(run: Run, components: Components, source: Run | None) -> None:
     """Write the facts of this start into the manifest; FolderError where the source's differ."""
     facts = collect_facts(components, run.experiment)
     manifest = run.manifest()
-    packages = package_versions(run.experiment.environment)
-    if packages:
-        facts["data"]["environment"] = packages
-        facts["versions"] = packages | (manifest.get("versions") or {})
+    add_packages(facts, manifest, run.experiment)
     if source:
         FolderError.refuse(find_other_facts(source.manifest(), facts))
     if source and source != run:

@@ -15,6 +15,7 @@ from transformers import Trainer
 
 from runner.config.experiment import Experiment
 from runner.dataset.loaded_rows import fingerprint
+from runner.generate.environment.contract import package_versions
 from runner.generate.sampler import Model
 from runner.io.files import JsonObject
 from runner.model.chat import tokenizer_hash
@@ -64,6 +65,14 @@ def _bytes_below(experiment: Experiment, policy: Model) -> int:
     merged: int = frozen * policy.dtype.itemsize
     # The adapter stands beside the merged model only if the base was rounded.
     return merged if experiment.quant else merged - trained
+
+
+def add_packages(facts: JsonObject, manifest: Mapping[str, Any], experiment: Experiment) -> None:
+    """Add to the facts the versions of the packages that the environment's rows come from."""
+    packages = package_versions(experiment.environment)
+    if packages:
+        facts["data"]["environment"] = packages
+        facts["versions"] = packages | (manifest.get("versions") or {})
 
 
 def _describe_model(trainer: Trainer) -> JsonObject:

@@ -86,7 +86,8 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     agent = agent_of(part, functions)
     rewards = build_rewards(experiment, args, agent)
     reward_models = to_model_rewards(rewards, tokenizer, args)
-    if are_chats(experiment, args, tokenizer, rows.train, agent):
+    calls_tools = agent.calls_tools if agent else None
+    if are_chats(experiment, args, tokenizer, rows.train, calls_tools):
         rows = check_chats(experiment, tokenizer, rows)
         if any(map(carries_weights, rows.sets)):
             experiment = with_turn_weights(experiment, args, rows.train)

@@ -15,8 +15,6 @@ from runner.dataset.converted_rows import fit_rows
 from runner.dataset.form import answer_columns
 from runner.dataset.media_faults import find_media_faults
 from runner.errors import ConfigError, DataError, Fault
-from runner.generate.agent import Agent
-from runner.generate.episode import Environment
 from runner.io.turns import Columns, Row, habits_of
 from runner.model.chat import check_calls, check_rendering, check_template, look_at_texts
 from runner.model.encoding import processor_of
@@ -45,11 +43,12 @@ def are_chats(
     args: TrainingArguments,
     tokenizer: PreTrainedTokenizerBase,
     rows: Dataset,
-    agent: Agent | None = None,
+    calls_tools: bool | None = None,
 ) -> bool:
     """True for chats; ConfigError or DataError where the template cannot write the first rows.
 
-    Warns of a column that is not used.
+    Warns of a column that is not used. ``calls_tools`` says that the model may call some, and is
+    None where its completions are no episodes either.
     """
     trainer = experiment.trainer
     answers_only = getattr(args, "assistant_only_loss", False)
@@ -80,7 +79,7 @@ def are_chats(
         answers_only=answers_only,
         weighs=not modalities and loss_interface_of(trainer) in upstream.WEIGHED,
     )
-    if agent:
+    if calls_tools is not None:
         if not chats:
             raise DataError(
                 Fault(
@@ -90,8 +89,7 @@ def are_chats(
                     fix="dataset.columns.input=prompt",
                 )
             )
-        environment = agent.environments
-        if not isinstance(environment, Environment) or environment.has_tools or agent.tools:
+        if calls_tools:
             check_calls(tokenizer)
     return chats
 
