@@ -319,7 +319,7 @@ REFUSED = {
         ("trainer=grpo", "environment._target_=mine.Plain", "allow=[mine]", "dataset=toy_sort"),
         "takes secret, but the rows have no such column",
     ),
-    "no environment": (("trainer=grpo", "dataset=environment"), "environment=<own | "),
+    "no environment": (("trainer=grpo", "dataset=environment"), "environment=<"),
 }
 
 

@@ -20,7 +20,7 @@ from runner.training.held_out_scores import check_objective, held_out_scores
 from runner.training.inspection import inspect_training
 from runner.training.inspection_faults import find_faults, find_notes
 from runner.training.recovery import record_adjustments
-from runner.training.run_facts import add_packages, collect_facts, find_process_dependence
+from runner.training.run_facts import collect_facts, find_process_dependence
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,9 @@ def _record_start(run: Run, components: Components, source: Run | None) -> None:
     """Write the facts of this start into the manifest; FolderError where the source's differ."""
     facts = collect_facts(components, run.experiment)
     manifest = run.manifest()
-    add_packages(facts, manifest, run.experiment)
+    packages = facts["data"].get("environment")
+    if packages:
+        facts["versions"] = packages | (manifest.get("versions") or {})
     if source:
         FolderError.refuse(find_other_facts(source.manifest(), facts))
     if source and source != run:

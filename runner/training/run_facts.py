@@ -38,14 +38,18 @@ def collect_facts(components: Components, experiment: Experiment) -> JsonObject:
     disk = disk_needed(trainer, components.seal)
     disk["model"] += _bytes_below(experiment, policy_of(trainer))
     precomputes = getattr(args, "precompute_ref_log_probs", None)
+    data: JsonObject = {
+        "train": describe_rows(components.train_rows),
+        "eval": describe_rows(components.held_out),
+    }
+    packages = package_versions(experiment.environment)
+    if packages:
+        data["environment"] = packages
     return {
         "disk": disk,
         "reference": REFERENCE_TIMES[precomputes],
         "tokenizer": {"fingerprint": tokenizer_hash(components.tokenizer)},
-        "data": {
-            "train": describe_rows(components.train_rows),
-            "eval": describe_rows(components.held_out),
-        },
+        "data": data,
         "model": _describe_model(trainer),
         "hardware": _describe_hardware(args.world_size),
     }
@@ -65,14 +69,6 @@ def _bytes_below(experiment: Experiment, policy: Model) -> int:
     merged: int = frozen * policy.dtype.itemsize
     # The adapter stands beside the merged model only if the base was rounded.
     return merged if experiment.quant else merged - trained
-
-
-def add_packages(facts: JsonObject, manifest: Mapping[str, Any], experiment: Experiment) -> None:
-    """Add to the facts the versions of the packages that the environment's rows come from."""
-    packages = package_versions(experiment.environment)
-    if packages:
-        facts["data"]["environment"] = packages
-        facts["versions"] = packages | (manifest.get("versions") or {})
 
 
 def _describe_model(trainer: Trainer) -> JsonObject:

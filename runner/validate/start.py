@@ -20,6 +20,7 @@ from runner.io.temporary import uncollected
 from runner.run import Run
 from runner.run.key import canonical_text, folder_of
 from runner.schema.text import Config
+from runner.validate.environments import find_server_faults
 from runner.validate.libraries import find_missing_libraries, find_unset_variables
 from runner.validate.machine import (
     find_cache_faults,
@@ -176,6 +177,7 @@ def find_environment_faults(runs: Sequence[Composed], elsewhere: bool) -> Iterat
     for composed in runs:
         yield from find_missing_libraries(composed.cfg)
         yield from find_unset_variables(composed.cfg)
+        yield from find_server_faults(composed.cfg)
         yield from find_device_faults(composed, elsewhere)
     yield from find_absent_requirements()
     checked = []

@@ -15,6 +15,7 @@ from runner.dataset.converted_rows import fit_rows
 from runner.dataset.form import answer_columns
 from runner.dataset.media_faults import find_media_faults
 from runner.errors import ConfigError, DataError, Fault
+from runner.generate.agent import Agent
 from runner.io.turns import Columns, Row, habits_of
 from runner.model.chat import check_calls, check_rendering, check_template, look_at_texts
 from runner.model.encoding import processor_of
@@ -43,12 +44,11 @@ def are_chats(
     args: TrainingArguments,
     tokenizer: PreTrainedTokenizerBase,
     rows: Dataset,
-    calls_tools: bool | None = None,
+    agent: Agent | None = None,
 ) -> bool:
     """True for chats; ConfigError or DataError where the template cannot write the first rows.
 
-    Warns of a column that is not used. ``calls_tools`` says that the model may call some, and is
-    None where its completions are no episodes either.
+    Warns of a column that is not used.
     """
     trainer = experiment.trainer
     answers_only = getattr(args, "assistant_only_loss", False)
@@ -79,7 +79,7 @@ def are_chats(
         answers_only=answers_only,
         weighs=not modalities and loss_interface_of(trainer) in upstream.WEIGHED,
     )
-    if calls_tools is not None:
+    if agent:
         if not chats:
             raise DataError(
                 Fault(
@@ -89,7 +89,7 @@ def are_chats(
                     fix="dataset.columns.input=prompt",
                 )
             )
-        if calls_tools:
+        if agent.calls_tools:
             check_calls(tokenizer)
     return chats
 
