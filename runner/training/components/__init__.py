@@ -8,7 +8,7 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
 
 from runner.config.build import build
-from runner.config.experiment import Experiment
+from runner.config.experiment import Experiment, LossPart
 from runner.dataset.weigh import carries_weights
 from runner.errors import ConfigError, Fault, own_place, reason_of
 from runner.generate.call_log import CallLog
@@ -136,6 +136,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         make_optimizer=optimizer_maker(experiment.optimizer),
         make_schedule=schedule_maker(experiment.optimizer),
         loss=build_loss(experiment.loss),
+        loss_part=experiment.loss or LossPart(),
         reads_cross_entropy=upstream.ranking_figure(experiment.node) == upstream.CROSS_ENTROPY,
         use_cache=getattr(models.policy.config, "use_cache", None),
     )
