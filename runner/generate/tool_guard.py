@@ -69,7 +69,7 @@ class Guard:
             with (
                 self._explained(arguments, where),
                 within(self.seconds, TimeoutError),
-                self._undisturbed(arguments),
+                self._undisturbed(arguments, args[1:]),
             ):
                 return check(self.name, function(*args, **arguments, **bound))
 
@@ -80,7 +80,7 @@ class Guard:
                 # A coroutine that lets no other one run is interrupted, and has failed then.
                 self.undisturbed.enter_context(contextlib.suppress(TimeoutError))
                 self.undisturbed.enter_context(within(2 * self.seconds, TimeoutError))
-                self.undisturbed.enter_context(self._undisturbed(arguments))
+                self.undisturbed.enter_context(self._undisturbed(arguments, args[1:]))
             try:
                 with self._explained(arguments, where):
                     coroutine: Any = function(*args, **arguments, **bound)
@@ -116,14 +116,19 @@ class Guard:
         if not self.ends:
             get_json_schema(guarded)
 
-    def _undisturbed(self, arguments: Mapping[str, object]) -> AbstractContextManager[None]:
+    def _undisturbed(
+        self, arguments: Mapping[str, object], positional: tuple[object, ...]
+    ) -> AbstractContextManager[None]:
         """Random numbers of the call's own inside, and after it those of the training."""
         states = [torch.random.get_rng_state()]
         if torch.cuda.is_initialized():
             states.append(torch.cuda.get_rng_state())
         state = torch.cat(states).numpy().tobytes()
         digest = hashlib.sha256(state).hexdigest()
-        return undisturbed(self.name, [arguments, digest])
+        sources: list[object] = [arguments, digest]
+        if positional:  # of an environment, which hears a message
+            sources.append(positional)
+        return undisturbed(self.name, sources)
 
     @contextlib.contextmanager
     def _explained(self, arguments: Mapping[str, object], where: str) -> Iterator[None]:

@@ -16,7 +16,7 @@ from runner.config.experiment import TrainerPart
 from runner.errors import ConfigError, Fault, RunnerError
 from runner.generate.agent import Agent
 from runner.generate.completion import context_length
-from runner.generate.episode import EARNED, Environment
+from runner.generate.episode import EARNED, TURNS, Environment
 from runner.generate.sampler import Sampling, evaluating, sample, uniform
 from runner.io.files import JsonObject
 from runner.model.encoding import stop_ids, tokenizer_of
@@ -25,8 +25,16 @@ from runner.schema.literal import to_text
 from runner.training.components.model import policy_of
 from runner.training.hooks import Hooks
 
-# Fields of a trainer with which it samples otherwise than our sampler does.
-UNSAMPLED = {"min_p": None, "repetition_penalty": 1.0, "use_vllm": False, "generation_kwargs": None}
+# Fields of a trainer with which it samples otherwise than our sampler does, or which shard a model
+# that is asked as often as an episode has turns.
+UNSAMPLED = {
+    "min_p": None,
+    "repetition_penalty": 1.0,
+    "use_vllm": False,
+    "generation_kwargs": None,
+    "fsdp": None,
+    "deepspeed": None,
+}
 
 
 def fit_environment(
@@ -58,7 +66,7 @@ def fit_environment(
     faults = []
     for name, harmless in UNSAMPLED.items():
         value = getattr(args, name, harmless)
-        if value not in (harmless, {}):
+        if value and value != harmless:
             faults.append(
                 Fault(
                     where=f"trainer.args.{name}",
@@ -113,4 +121,5 @@ def play_batch(agent: Agent, hooks: Hooks, prompts: Sequence[Any], trainer: Trai
         "env_mask": [list(map(int, episode.own)) for episode in episodes],
         "environments": [episode.environment for episode in episodes],
         EARNED: [episode.earned for episode in episodes],
+        TURNS: [episode.turns for episode in episodes],
     }
