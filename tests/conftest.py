@@ -41,6 +41,8 @@ gc.disable()  # until all tests are collected: nothing that is imported becomes 
 gc.set_threshold(50_000, 20, 20)
 # Scripts; they have no doctests, and importing them all takes a second.
 collect_ignore = ["benchmark", "example_project", "fault"]
+# Modules of packages that a test starts, some of them not installed.
+collect_ignore += ["openenv_servers", "verifiers_environments", "verifiers_stand_in"]
 ROOT = Path(__file__).parent.parent
 ENTER = "import sys; from pkgutil import resolve_name; resolve_name(sys.argv[1])(sys.argv[2:])"
 # Of every command; what a test does in this process sets variables, and these would need a process
@@ -55,6 +57,7 @@ OF_A_TEST = {
     "PYTEST_CURRENT_TEST",
     "RUNNER_TEST_FSDP_ON_CPU",
     "SLURM_CONF",
+    "VLLM_CPU_KVCACHE_SPACE",
 }
 
 

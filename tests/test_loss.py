@@ -20,7 +20,15 @@ from runner.run import open_run
 from runner.schema.choices import choices_compared
 from runner.schema.read import read_signature
 from runner.schema.source import find_definition
-from runner.schema.upstream import LOSS_INTERFACES, OWN_LOSS, UNWEIGHABLE, loss_interface
+from runner.schema.upstream import (
+    LOSS_INTERFACES,
+    LOSS_TYPES,
+    OWN_LOSS,
+    OWN_POLICY_LOSS,
+    SCALES,
+    UNWEIGHABLE,
+    loss_interface,
+)
 from runner.training import sequence_objective
 from runner.training.components import build_components
 from runner.training.hooks import Hooks
@@ -168,6 +176,31 @@ def test_a_loss_that_bypasses_the_recorded_forward_pass_is_refused():
         Models.model(torch.ones(1))
 
 
+def test_orpo_and_cpo_give_the_number_of_tokens_of_each_answer():
+    class Stock(sequence_objective.Trainer):
+        is_encoder_decoder = False
+        beta = 0.1
+
+        def get_batch_loss_metrics(self, model, batch, train_eval="train"):
+            return self.cpo_loss(torch.zeros(2), torch.zeros(2))[0], {}
+
+        def cpo_loss(self, chosen, rejected):
+            return (chosen,)
+
+    trainer = type("Mine", (sequence_objective.Contrasts, Stock), {"__init__": lambda self: None})()
+    trainer.hooks = Hooks(
+        loss=lambda chosen_lengths, rejected_lengths: torch.stack(
+            [chosen_lengths.sum(), rejected_lengths.sum()]
+        )
+    )
+    # The first token of a text is never a target.
+    chosen = torch.tensor([[-100, -100, 5, 6], [3, 4, 5, -100]])
+    rejected = torch.tensor([[-100, 7, -100], [-100, 8, 9]])
+    batch = {"chosen_labels": chosen, "rejected_labels": rejected}
+    counts, _ = trainer.get_batch_loss_metrics(None, batch, train_eval="eval")
+    assert counts.tolist() == [2 + 2, 1 + 2]
+
+
 def test_a_trl_that_asks_for_no_log_probabilities_is_refused():
     class Stock(sequence_objective.Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -188,7 +221,9 @@ KINDS = {
     "cpo": "contrasts",
     "reward": "scores",
 }
-KINDS |= {"ppo": "policy"}
+KINDS |= {"ppo": "policy", "grpo": "groups", "gmpo": "groups", "rloo": "sequences"}
+CONTRASTED = ("def get_batch_loss_metrics", "chosen_labels", "self.is_encoder_decoder")
+SAMPLED = ("completion_mask", "self.aux_loss_enabled", "self.router_aux_loss_coef")
 # Names in TRL's trainers that our classes read, beside those in ``upstream``: attributes, and
 # columns of their batches.
 READ = {
@@ -207,10 +242,25 @@ READ = {
         "KL_input_ids",
         "ref_KL_logps",
     ),
-    "orpo": ("policy_chosen_logps", "policy_rejected_logps", "self.beta"),
-    "cpo": ("policy_chosen_logps", "policy_rejected_logps", "self.beta"),
+    "orpo": ("policy_chosen_logps", "policy_rejected_logps", "self.beta", *CONTRASTED),
+    "cpo": ("policy_chosen_logps", "policy_rejected_logps", "self.beta", *CONTRASTED),
     "reward": ("outputs.logits",),
     "ppo": (),  # our own, which calls the loss itself
+    "grpo": (
+        *SAMPLED,
+        "tool_mask",
+        "old_per_token_logps",
+        "ref_per_token_logps",
+        "importance_sampling_ratio",
+        "num_items_in_batch",
+        "self.args.steps_per_generation",
+        "self.beta",
+        "self.current_gradient_accumulation_steps",
+        "self.max_completion_length",
+        "self.num_generations_eval",
+    ),
+    "gmpo": ("completion_mask", "old_per_token_logps", "ref_per_token_logps"),
+    "rloo": (*SAMPLED, "old_logps"),
 }
 
 
@@ -248,11 +298,14 @@ def test_attributes_of_trainers_that_our_classes_read_exist(option):
 def test_fields_that_a_loss_or_weights_exclude_are_fields_of_a_trainer():
     configs = [read_signature(targets_of(option)[1]) for option in KINDS]
     fields = set().union(*(config.parameters for config in configs))
-    assert {*OWN_LOSS, *UNWEIGHABLE} - fields == set()
+    assert {*OWN_LOSS, *UNWEIGHABLE, *OWN_POLICY_LOSS} - fields == set()
     trainers = [targets_of(option)[0] for option in KINDS]
     choices = set().union(*(choices_compared(trainer, "loss_type") for trainer in trainers))
     assert {"dft", "nll", "sigmoid"} <= choices
     assert "kto" in choices_compared("trl.KTOTrainer", "loss_type")
+    of_groups = {*choices_compared("trl.GRPOTrainer", "loss_type")}
+    of_groups |= {*choices_compared("trl.GRPOTrainer", "scale_rewards")}
+    assert of_groups >= {*LOSS_TYPES.values(), *SCALES.values()}
 
 
 OWN_TRAINERS = """
@@ -318,7 +371,8 @@ def test_an_unknown_trainer_takes_everything_but_a_loss(own_trainers, capsys, gr
     assert main([*words, {"loss": "loss=focal", "weight": "weight=answers"}[group]]) == 2
     stderr = capsys.readouterr().err
     assert "Fresh takes none: it computes its loss in its own way" in stderr
-    able = {"loss": "sft, dpo, kto, orpo, cpo, reward, ppo", "weight": "sft, dpo, kto"}[group]
+    able = {"loss": "sft, dpo, kto, orpo, cpo, reward, ppo, gmpo, grpo, rloo"}
+    able = {**able, "weight": "sft, dpo, kto"}[group]
     assert f"one of these trainers: {able}\n" in stderr
 
 
@@ -329,7 +383,7 @@ def test_an_unknown_trainer_takes_everything_but_a_loss(own_trainers, capsys, gr
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("trainer=grpo", "loss=focal"), "learns from rewards"),
+        (("trainer=online_dpo", "loss=focal"), "learns from rewards"),
         (("trainer=ppo", "loss=focal"), "does not ask for advantages"),
         (
             ("trainer=gkd", "loss=focal", "trainer.teacher_model.path=runner://model/tiny"),
@@ -417,7 +471,17 @@ def every(**given):
     Path("given.json").write_text(json.dumps(sorted(given)))
     names = ("log_probs", "logps", "chosen_logps", "chosen_rewards")
     names = [name for name in names if name in given]
-    return given[names[0]] ** 2
+    losses = given[names[0]] ** 2
+    return losses.sum(1) if "old_logps" in given else losses
+
+def surrogate_of_group(log_probs, old_log_probs, ref_log_probs, advantages, mask, beta, entropy):
+    ratio = (log_probs - old_log_probs).exp()
+    kl = ((ref_log_probs - log_probs).exp() - (ref_log_probs - log_probs) - 1) * ratio
+    return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages) + beta * kl
+
+def surrogate_of_sequence(log_probs, old_logps, advantages, mask):
+    ratio = ((log_probs * mask).sum(1) - old_logps).exp()
+    return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
 """
 
 
@@ -438,7 +502,13 @@ def weights(done):
     return next(done.run.model.glob("*model.safetensors")).read_bytes()
 
 
+# Each sample is trained on twice, in two micro-batches, with a KL, at a rate that clips.
+TWICE = (
+    "kl_coef=0.1 learning_rate=2e-3 tolerate.ended_worse=true trainer.args.num_iterations=2 "
+    "trainer.args.gradient_accumulation_steps=2 trainer.args.max_completion_length=8"
+)
 TWINS = [
+    (f"trainer=grpo peft=lora {TWICE}", "loss=policy_gradient", True),
     ("trainer=sft trainer.args.loss_type=dft", "trainer.args.loss_type=nll loss=rescaled", True),
     (
         "trainer=sft trainer.args.label_smoothing_factor=0.1",
@@ -470,10 +540,14 @@ TWINS = [
     ("trainer=orpo", "loss._target_=my_losses.odds", False),
     ("trainer=reward", "loss._target_=my_losses.scores", True),
     ("trainer=ppo trainer.args.num_mini_batches=2", "loss._target_=my_losses.surrogate", True),
+    ("trainer=ppo trainer.args.num_mini_batches=2", "loss=policy_gradient", True),
+    (f"trainer=grpo {TWICE}", "loss._target_=my_losses.surrogate_of_group", True),
+    (f"trainer=grpo launcher.num_processes=2 {TWICE}", "loss=policy_gradient", True),
+    (f"trainer=rloo {TWICE}", "loss._target_=my_losses.surrogate_of_sequence", True),
 ]
 
 
-@pytest.mark.grid(2)
+@pytest.mark.grid(3)
 @pytest.mark.slow
 # TRL's own is compared
 @pytest.mark.filterwarnings("ignore:`label_smoothing_factor` is deprecated:FutureWarning")
@@ -504,9 +578,10 @@ def test_a_loss_of_ppo_that_is_one_number_is_refused(train, mine, capsys):
 @pytest.mark.parametrize("kind", GIVES)
 def test_each_trainer_gives_what_the_check_says(train, mine, kind, tmp_path):
     name = next(name for name, options in KINDS.items() if options == kind)
-    assert losses(
-        train(f"trainer={name}", "loss._target_=my_losses.every", "allow=[my_losses]", *SMALL)
-    )
+    words = [f"trainer={name}", "loss._target_=my_losses.every", "allow=[my_losses]"]
+    if kind == "groups":  # at 0 there is no reference
+        words.append("kl_coef=0.1")
+    assert losses(train(*words, *SMALL))
     names = set(json.loads((tmp_path / "given.json").read_text()))
     # Logits and the outputs of the whole batch cost memory, and exist only for a loss that
     # names them.

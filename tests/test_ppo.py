@@ -27,15 +27,10 @@ from tiny_ppo import (
 
 from runner.errors import ConfigError, DataError
 from runner.generate.earned import step_ends
+from runner.loss import clipped_surrogate, kl_estimate
 from runner.ppo import PPOConfig, PPOTrainer
 from runner.ppo.actor_critic import place_frozen, store_as_autocast
-from runner.ppo.arithmetic import (
-    generalised_advantages,
-    kl_estimate,
-    policy_losses,
-    value_losses,
-    whiten,
-)
+from runner.ppo.arithmetic import generalised_advantages, value_losses, whiten
 from runner.ppo.losses import policy_loss, value_loss
 from runner.ppo.random_numbers import deal_minibatches
 from runner.ppo.rollout_logprobs import compute_logprobs
@@ -177,7 +172,7 @@ def test_whitening_takes_the_sums_of_all_processes():
 )
 def test_policy_loss_worked_by_hand(ratio, advantage, dual_clip, loss, slope):
     log_ratio = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
-    losses = policy_losses(log_ratio, double(advantage), 0.2, dual_clip)
+    losses = clipped_surrogate(log_ratio.exp(), double(advantage), 0.2, 0.2, dual_clip)
     losses.sum().backward()
     assert losses.item() == pytest.approx(loss)
     assert log_ratio.grad.item() == pytest.approx(slope)

@@ -35,6 +35,13 @@ SLOW = ("callback.slow._target_=callbacks.Slow", "allow=[callbacks]")
 TRAINERS = {
     "sft": ("trainer=sft", "peft=lora", "peft.lora_dropout=0.1"),
     "dpo": ("trainer=dpo",),
+    "grpo": (
+        "trainer=grpo",
+        "loss=policy_gradient",
+        "loss.advantage=leave_one_out",
+        "trainer.args.num_iterations=2",
+        "kl_coef=0.04",
+    ),
     "ppo": ("trainer=ppo", "trainer.args.kl_target=0.1", "trainer.args.score_normalization=whiten"),
 }
 
@@ -82,7 +89,7 @@ def unbroken(tmp_path_factory):
 
 
 # The other trainers are killed in ``test_kill``, and stopped in ``test_signals``.
-STOPS = [("dpo", signal.SIGKILL), ("ppo", signal.SIGTERM)]
+STOPS = [("dpo", signal.SIGKILL), ("ppo", signal.SIGTERM), ("grpo", signal.SIGKILL)]
 
 
 @pytest.mark.dear("two trainings, of which one starts twice")

@@ -309,7 +309,7 @@ BUDGETS = {
     names_at_the_top: 24,
     longest_import_chain: 13,
     modules_that_import_over_15_of_ours: 0,
-    arrows_between_rooms: 119,
+    arrows_between_rooms: 120,
     private_functions_with_one_caller: 13 * len(lines()) // 1000,
     public_names_defined_twice: 0,
     docstrings_that_begin_with_a_question: 0,

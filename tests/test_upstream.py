@@ -141,6 +141,7 @@ def test_every_name_exists_in_the_installed_libraries():
         *upstream.EXTENDABLE,
         *upstream.MACHINE_DEFAULTS,
         *upstream.OWN_LOSS,
+        *upstream.OWN_POLICY_LOSS,
         *upstream.UNWEIGHABLE,
     }
     tables |= {

@@ -234,6 +234,19 @@ class OptimizerPart(Part):
 
 
 @dataclass(frozen=True)
+class LossPart(Part):
+    """A loss in place of the trainer's; the keys are for trainers that learn from groups."""
+
+    advantage: Literal["group", "batch", "mean", "leave_one_out"] | None = None
+    """The comparison of a reward: with its group's mean, in deviations of the group or of the
+    batch, or as it is; or the mean of the group's other rewards. null is as ``scale_rewards``
+    says."""
+    average: Literal["token", "micro_batch", "sequence", "constant", "sum"] = "token"
+    """The unit of equal weight: each token of a step, or of a micro-batch; each completion; each
+    token by the longest length; or each completion, with the sum of its tokens."""
+
+
+@dataclass(frozen=True)
 class LauncherPart(Part):
     """The program that starts the processes of a run."""
 
@@ -424,8 +437,8 @@ class Experiment(Part):
         return Part.read_chosen(self.node.get("collator"))
 
     @cached_property
-    def loss(self) -> Part | None:
-        return Part.read_chosen(self.node.get("loss"))
+    def loss(self) -> LossPart | None:
+        return LossPart.read_chosen(self.node.get("loss"))
 
     @cached_property
     def rewards(self) -> dict[str, RewardPart]:

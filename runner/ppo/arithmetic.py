@@ -1,5 +1,6 @@
 """The arithmetic of PPO: functions of tensors, each with its equation.
 
+The clipped surrogate and estimates of a KL are in ``runner.loss``, for other trainers, too.
 Rollouts are in ``sampling`` and ``dynamic_sampling``, rewards and their running statistics in
 ``token_rewards``, optimizer steps in ``update``. Letters at the end of a tensor's name are its
 shape: B rows of this process, R response tokens, N response tokens of some rows end to end.
@@ -13,20 +14,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 Sum: TypeAlias = Callable[[Tensor], Tensor]  # over all processes
-
-
-def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k1") -> Tensor:
-    """Estimates per token of KL(policy, reference), from samples of the policy.
-
-    k1 is unbiased, k2 has low variance and a small bias, k3 is unbiased, of low variance and never
-    negative (Schulman 2020, "Approximating KL divergence").
-    """
-    log_ratio = ref_logprobs - logprobs
-    if estimator == "k1":
-        return -log_ratio
-    if estimator == "k2":
-        return log_ratio.square() / 2
-    return log_ratio.exp() - 1 - log_ratio
 
 
 def generalised_advantages(
@@ -95,23 +82,6 @@ def explained_variance(returns_N: Tensor, values_N: Tensor, total: Sum) -> float
         return 0.0
     explained: float = 1 - (error_mean_square - error_mean**2) / variance
     return explained
-
-
-def policy_losses(
-    log_ratios_N: Tensor, advantages_N: Tensor, clip: float, dual_clip: float | None = None
-) -> Tensor:
-    """The negated clipped surrogate per token, max(-A r, -A clip(r)) (Schulman et al. 2017, eq. 7).
-
-    With ``dual_clip`` the loss of a negative advantage is at most -A dual_clip (Ye et al. 2020,
-    eq. 5).
-    """
-    ratios_N = log_ratios_N.exp()
-    clipped_N = ratios_N.clamp(1 - clip, 1 + clip)
-    losses_N = torch.maximum(-advantages_N * ratios_N, -advantages_N * clipped_N)
-    if dual_clip is None:
-        return losses_N
-    bounded_N = torch.minimum(losses_N, -advantages_N * dual_clip)
-    return torch.where(advantages_N < 0, bounded_N, losses_N)
 
 
 def value_losses(

@@ -1,7 +1,7 @@
 """The losses of a micro-batch, and the sums of its figures, which are added to its rollout.
 
-The equations are in ``arithmetic``. Letters at the end of a tensor's name are its shape: B rows, R
-response tokens, N response tokens of all rows.
+The equations are in ``runner.loss`` and ``arithmetic``. Letters at the end of a tensor's name are
+its shape: B rows, R response tokens, N response tokens of all rows.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from runner.errors import ConfigError, Fault
-from runner.ppo.arithmetic import policy_losses, value_losses
+from runner.loss import clipped_surrogate
+from runner.ppo.arithmetic import value_losses
 from runner.ppo.batching import MicroBatch
 from runner.ppo.config import PPOConfig
 from runner.ppo.rollout import Rollout
@@ -25,9 +26,11 @@ def policy_loss(
 ) -> Tensor:
     """A micro-batch's share in the policy's loss; ``own_loss`` replaces the clipped surrogate."""
     log_ratios_N = logprobs_N - batch.select(rollout.logprobs_BR)
+    ratios_N = log_ratios_N.exp()
     advantages_N = batch.select(rollout.advantages_BR)
     if own_loss is None:
-        losses_N = policy_losses(log_ratios_N, advantages_N, args.cliprange, args.dual_clip)
+        clip = args.cliprange
+        losses_N = clipped_surrogate(ratios_N, advantages_N, clip, clip, args.dual_clip)
     else:
         losses_N = _own_losses(own_loss, rollout, batch, logprobs_N)
     if rollout.importance_BR is not None:
@@ -35,7 +38,7 @@ def policy_loss(
     loss = (losses_N * batch.select(rollout.weights_BR)).sum()
 
     log_ratios_N = log_ratios_N.detach()
-    ratios_N = log_ratios_N.exp()
+    ratios_N = ratios_N.detach()
     clipped_N = (ratios_N - 1) * advantages_N.sign() > args.cliprange
     sums = rollout.sums
     sums["policy"] += loss.detach()

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import Trainer
 
 from runner.generate.sampler import whole
-from runner.ppo.arithmetic import importance_ratios, kl_estimate
+from runner.loss import kl_estimate
+from runner.ppo.arithmetic import importance_ratios
 from runner.ppo.batching import MicroBatch
 from runner.ppo.figures import importance_figures
 from runner.ppo.passes import micro_batches

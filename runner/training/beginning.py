@@ -7,7 +7,6 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from transformers import Trainer, TrainerState, TrainingArguments
 
 from runner.errors import ConfigError, DataError, Fault, FolderError, RunnerError
-from runner.generate.environment.contract import package_versions
 from runner.io.files import write_json
 from runner.model.encoding import stop_ids
 from runner.run import Run, add_notes, write_manifest
@@ -46,9 +45,8 @@ def _record_start(run: Run, components: Components, source: Run | None) -> None:
     """Write the facts of this start into the manifest; FolderError where the source's differ."""
     facts = collect_facts(components, run.experiment)
     manifest = run.manifest()
-    packages = package_versions(run.experiment.environment)
+    packages = facts["data"].get("environment")
     if packages:
-        facts["data"]["environment"] = packages
         facts["versions"] = packages | (manifest.get("versions") or {})
     if source:
         FolderError.refuse(find_other_facts(source.manifest(), facts))

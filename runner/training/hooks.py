@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer
 
+from runner.config.experiment import LossPart
 from runner.io.turns import Row
 
 Measure = Callable[[Trainer, str], dict[str, float]]
@@ -54,6 +55,8 @@ class Hooks:
     make_schedule: Callable[..., LRScheduler] | None = None
     # The user's own (``user_loss``), in place of the trainer's.
     loss: Callable[..., Tensor] | None = None
+    # Its keys of ours.
+    loss_part: LossPart = field(default_factory=LossPart)
     # True where the loss is no measure of held-out answers, and their cross-entropy is.
     reads_cross_entropy: bool = False
     # What the model's config says before the Trainer writes there what it needs in a training.

@@ -20,6 +20,8 @@ from transformers import Trainer
 from transformers.utils import ModelOutput
 
 from runner.errors import Fault, SickRun
+from runner.schema import upstream
+from runner.training.policy_objective import Groups, Sequences
 from runner.training.token_objective import Tokens
 from runner.training.user_loss import WEIGHTS, Count, Loss, Objective, aligned
 
@@ -217,10 +219,23 @@ class Labelled(Answers):
 
 
 class Contrasts(Objective):
-    """For CPO and ORPO: the part of the loss that compares.
+    """For CPO and ORPO: the part of the loss that compares, by log-probabilities and lengths.
 
     That of the chosen answers stays, CPO's by its alpha.
     """
+
+    def get_batch_loss_metrics(
+        self, model: nn.Module, batch: Mapping[str, Tensor], *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, dict[str, float]]:
+        first = 0 if self.is_encoder_decoder else 1  # the first token of a text has no prediction
+        self.lengths = {}
+        for side in ("chosen", "rejected"):
+            labels = batch[f"{side}_labels"][:, first:]
+            self.lengths[f"{side}_lengths"] = (labels != upstream.IGNORED).sum(1)
+        figures: tuple[Tensor, dict[str, float]] = super().get_batch_loss_metrics(
+            model, batch, *args, **kwargs
+        )
+        return figures
 
     def cpo_loss(
         self, policy_chosen_logps: Tensor, policy_rejected_logps: Tensor
@@ -237,7 +252,11 @@ class Contrasts(Objective):
 
     def _compared(self, chosen: Tensor, rejected: Tensor) -> Tensor:
         return self.entrywise(
-            len(chosen), chosen_logps=chosen, rejected_logps=rejected, beta=self.beta
+            len(chosen),
+            chosen_logps=chosen,
+            rejected_logps=rejected,
+            beta=self.beta,
+            **self.lengths,
         )
 
 
@@ -262,4 +281,6 @@ OBJECTIVES: dict[str | None, type[Objective]] = {
     "odds": Contrasts,
     "contrasts": Contrasts,
     "scores": Scores,
+    "groups": Groups,
+    "sequences": Sequences,
 }

@@ -9,6 +9,7 @@ from runner.validate.environment_parts import find_episode_faults
 from runner.validate.environments import find_environment_id_faults
 from runner.validate.loss_parts import find_objective_faults
 from runner.validate.optimizer_parts import find_expression_faults, find_optimizer_faults
+from runner.validate.policy_loss import find_policy_loss_faults
 from runner.validate.sampler_parts import find_sampler_faults
 
 Check = Callable[[ValidationContext], Iterator[Fault]]
@@ -69,6 +70,7 @@ def find_combination_faults(context: ValidationContext) -> Iterator[Fault]:
             for check in FIELD_CHECKS:
                 yield from check(context)
     yield from find_objective_faults(context)
+    yield from find_policy_loss_faults(context)
 
 
 def find_useless_faults(context: ValidationContext) -> Iterator[Fault]:

@@ -61,6 +61,7 @@ PART_CLASSES = {
     "metric": "MetricPart",
     "peft": "AdapterPart",
     "optimizer": "OptimizerPart",
+    "loss": "LossPart",
     "launcher": "LauncherPart",
     "tracker": "Tracking",
 }

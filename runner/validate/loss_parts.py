@@ -34,10 +34,20 @@ GIVES = {
         "rejected_lengths",
     ],
     "labels": ["logps", "ref_logps", "desirable", "lengths", "kl", "beta"],
-    "odds": ["chosen_logps", "rejected_logps", "beta"],
-    "contrasts": ["chosen_logps", "rejected_logps", "beta"],
+    "odds": ["chosen_logps", "rejected_logps", "beta", "chosen_lengths", "rejected_lengths"],
+    "contrasts": ["chosen_logps", "rejected_logps", "beta", "chosen_lengths", "rejected_lengths"],
     "scores": ["chosen_rewards", "rejected_rewards"],
     "policy": ["log_probs", "old_log_probs", "advantages", "mask"],
+    "groups": [
+        "log_probs",
+        "old_log_probs",
+        "ref_log_probs",
+        "advantages",
+        "mask",
+        "entropy",
+        "beta",
+    ],
+    "sequences": ["log_probs", "old_logps", "advantages", "mask", "entropy"],
 }
 # The names that losses of torch.nn have for logits and targets.
 ALSO_GIVES = {"tokens": ["input", "target"]}
@@ -51,14 +61,15 @@ class NeededArgument:
     stands_for: str
 
 
-NEEDS = {"policy": NeededArgument("advantages", "rewards of completions")}
+NEEDS = dict.fromkeys(upstream.OF_SAMPLES, NeededArgument("advantages", "rewards of completions"))
 # Arguments of a loss that makes one number of the whole batch.
 WHOLE_BATCH = ("outputs", "labels", "num_items_in_batch")
 WEIGHED = upstream.WEIGHED
 # The reason why the tokens of some kinds have no weights.
 OWN_AVERAGE = "it tokenises rows and averages over them by itself"
+OF_REWARDS = "it learns from rewards, and has no labels"
 NOT_WEIGHED = {
-    "policy": "it learns from rewards, and has no labels",
+    **dict.fromkeys(upstream.OF_SAMPLES, OF_REWARDS),
     "odds": OWN_AVERAGE,
     "contrasts": OWN_AVERAGE,
     "scores": "it scores whole answers, not tokens",
@@ -76,10 +87,12 @@ def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
     reason = _describe_loss_of(trainer)
     if loss and kind:
         yield from _find_arguments_not_given(loss, context.signature(loss), kind, trainer.name)
+        yield from _find_arguments_given_twice(loss, kind, trainer.name)
         # The settings of TRL's own loss, which a loss of the user's replaces.
         args = context.args
         overruled = [name for name, off in upstream.OWN_LOSS.items() if args.get(name, off) != off]
-        if args.get("loss_type", "nll") not in upstream.PLAIN_LOSS_TYPES:
+        is_plain = args.get("loss_type", "nll") in upstream.PLAIN_LOSS_TYPES
+        if not is_plain and kind not in upstream.OF_SAMPLES:
             overruled.append("loss_type")
         for name in overruled:
             yield Fault(
@@ -99,7 +112,7 @@ def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
 def _describe_loss_of(trainer: Signature) -> str:
     """The reason why a trainer takes no loss of the user's own."""
     if "reward_funcs" in trainer.parameters:
-        return "it learns from rewards, and has no labels"
+        return OF_REWARDS
     if "teacher_model" in trainer.parameters:
         return "its loss is the distance to a teacher"
     return "it computes its loss in its own way"
@@ -188,7 +201,9 @@ def _find_arguments_not_given(
             continue
         fix = "loss=none"
         similar = best_guess(name, gives)
-        if similar:
+        if kind == "sequences" and name in GIVES["groups"]:
+            fix = "trainer=grpo loss.advantage=leave_one_out"
+        elif similar:
             fix = f"call the argument {similar}, or give it: loss.{name}=<value>"
         yield Fault(
             where="loss",
@@ -196,3 +211,16 @@ def _find_arguments_not_given(
             expected=f"some of {', '.join(GIVES[kind])}",
             fix=fix,
         )
+
+
+def _find_arguments_given_twice(loss: Node, kind: str, trainer: str) -> Iterator[Fault]:
+    """A fault for each argument of a loss that is set, although the trainer gives it."""
+    for name in GIVES[kind]:
+        if name in loss:
+            instead = ", or kl_coef" if name == "beta" else ""
+            yield Fault(
+                where=f"loss.{name}",
+                found=f"{short_text(loss[name])}, but {trainer} gives it {name}",
+                expected="only what the trainer does not give",
+                fix=f"leave loss.{name} out{instead}",
+            )

@@ -18,7 +18,7 @@ from runner.schema.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, Range
 from runner.schema.read import Parameter, Signature
 from runner.schema.text import as_typed, short_text, to_override
 from runner.schema.type import Type, shortened
-from runner.schema.upstream.losses import loss_interface
+from runner.schema.upstream.losses import OF_SAMPLES, loss_interface
 
 NUMBER = Type("float")
 # Words for true and false in texts that YAML does not read as such, in lower case.
@@ -55,7 +55,7 @@ def _range_of_beta(signature: Signature, trainer: Signature) -> Range | None:
     # Preferences are learnt through beta: at 0 nothing is, and below it the opposite is.
     loss = signature.parameters.get("loss_type")
     is_of_pairs = loss is not None and loss.default == "sigmoid"
-    if is_of_pairs or loss_interface(trainer, signature):
+    if is_of_pairs or loss_interface(trainer, signature) not in (None, *OF_SAMPLES):
         return POSITIVE
     return None
 

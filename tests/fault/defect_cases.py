@@ -590,6 +590,17 @@ DEFECTS = (
         tests=("tests/test_predict.py::test_other_seeds_rows_and_samples_are_other_completions",),
     ),
     Defect(
+        "rollouts_alike",
+        "All calls of a step are answered with the same random numbers.",
+        "runner/training/trainer_sampler.py",
+        "            self.count += rows\n",
+        "            self.count += 0\n",
+        tests=(
+            "tests/test_generate_call.py::"
+            "test_noise_follows_from_the_seed_the_step_the_process_and_the_row",
+        ),
+    ),
+    Defect(
         "padding_takes_positions",
         "Positions of a padded prompt begin at its padding.",
         "runner/generate/sampler.py",
@@ -637,9 +648,9 @@ DEFECTS = (
         "kl_sign",
         "The first estimate of the KL has the wrong sign, "
         "and the policy is paid for leaving its reference.",
-        "runner/ppo/arithmetic.py",
-        "        return -log_ratio\n",
-        "        return log_ratio\n",
+        "runner/loss.py",
+        "        return log_probs - ref_log_probs\n",
+        "        return ref_log_probs - log_probs\n",
         tests=(
             "tests/test_ppo.py::test_kl_estimates_worked_by_hand",
             "tests/test_ppo.py::test_kl_estimates_have_schulmans_bias_and_spread",
@@ -650,9 +661,9 @@ DEFECTS = (
     Defect(
         "clip_takes_the_better",
         "Of the clipped and the unclipped surrogate the more hopeful one counts.",
-        "runner/ppo/arithmetic.py",
-        "losses_N = torch.maximum(-advantages_N * ratios_N, -advantages_N * clipped_N)",
-        "losses_N = torch.minimum(-advantages_N * ratios_N, -advantages_N * clipped_N)",
+        "runner/loss.py",
+        "losses = torch.maximum(-advantages * ratios, -advantages * clipped)",
+        "losses = torch.minimum(-advantages * ratios, -advantages * clipped)",
         tests=("tests/test_ppo.py::test_policy_loss_worked_by_hand",),
     ),
     Defect(

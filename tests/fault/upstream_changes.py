@@ -132,6 +132,7 @@ def relied_names() -> set[str]:
         *upstream.OF_LOG_PROBS,
         *upstream.ON_A_GPU,
         *upstream.OWN_LOSS,
+        *upstream.OWN_POLICY_LOSS,
         *upstream.UNWEIGHABLE,
         *upstream.WITHOUT_NOTE,
     }

@@ -21,6 +21,8 @@ IGNORED = -100  # the label of a token that no loss counts
 # arguments of its constructor, fields of its config, or public methods.
 LOSS_INTERFACES = {
     "policy": ["policy_loss"],
+    "groups": ["reward_funcs", "multi_objective_aggregation"],
+    "sequences": ["reward_funcs", "normalize_advantages"],
     "tokens": ["compute_loss_func", "completion_only_loss"],
     "pairs": ["precompute_ref_log_probs", "f_divergence_type"],
     "labels": ["precompute_ref_log_probs", "desirable_weight"],
@@ -28,12 +30,13 @@ LOSS_INTERFACES = {
     "contrasts": ["cpo_loss"],
     "scores": ["center_rewards_coefficient"],
 }
+# Those of trainers that learn from what they sample.
+OF_SAMPLES = ("policy", "groups", "sequences")
 # Loss interfaces whose tokens may have weights.
 WEIGHED = ("tokens", "pairs", "labels")
 
 # Fields of TRL's own losses, each with the value that leaves it out.
 OWN_LOSS: dict[str, Any] = {
-    "dual_clip": None,
     "loss_weights": None,
     "label_smoothing": 0.0,
     "f_divergence_type": "reverse_kl",
@@ -43,6 +46,33 @@ OWN_LOSS: dict[str, Any] = {
     "label_smoothing_factor": 0.0,
     "alpha": 0.0,
 }
+# Fields of the losses of trainers that sample, which a loss of the user's own replaces, with what
+# says the same: {0} is the value, or its name in LOSS_TYPES or SCALES.
+OWN_POLICY_LOSS = {
+    "epsilon": "loss.clip=[{0},{0}]",
+    "epsilon_high": "loss.clip=[0.2,{0}]",
+    "cliprange": "loss.clip=[{0},{0}]",
+    "delta": "loss.dual_clip={0}",
+    "dual_clip": "loss.dual_clip={0}",
+    "importance_sampling_level": "loss.ratio={0}",
+    "loss_type": "loss.average={0}",
+    "scale_rewards": "loss.advantage={0}",
+    "multi_objective_aggregation": "",
+    "top_entropy_quantile": "",
+    "entropy_coef": "",
+    "use_adaptive_entropy": "",
+    "off_policy_mask_threshold": "",
+    "use_bias_correction_kl": "loss.weigh_kl={0}",
+}
+# The values of these fields for the keys of ``loss``.
+LOSS_TYPES = {
+    "token": "dapo",
+    "micro_batch": "bnpo",
+    "sequence": "grpo",
+    "constant": "dr_grpo",
+    "sum": "luspo",
+}
+SCALES = {"group": "group", "batch": "batch", "mean": "none", "leave_one_out": "none"}
 # Values of loss_type beside which a loss of the user's own may stand.
 PLAIN_LOSS_TYPES: list[str | list[str]] = ["nll", "sigmoid", ["sigmoid"], "kto"]
 
@@ -102,12 +132,12 @@ def loss_interface(trainer: Signature | None, config: Signature | None) -> str |
     if trainer is None:
         return None
     samples = not {"reward_funcs", "teacher_model"}.isdisjoint(trainer.parameters)
-    if samples and "policy_loss" not in trainer.parameters:
-        return None
     names = {*trainer.parameters, *public_names(trainer.target)}
     if config is not None:
         names |= set(config.parameters)
     for interface, needed in LOSS_INTERFACES.items():
+        if samples and interface not in OF_SAMPLES:
+            continue
         if names.issuperset(needed):
             return interface
     return None

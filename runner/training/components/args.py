@@ -1,12 +1,12 @@
 """The trainer's config object: the runner's defaults for this machine and run, then the YAML."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from transformers import TrainingArguments
 
 from runner.config.build import asked_for, build
-from runner.config.experiment import Experiment
+from runner.config.experiment import Experiment, LossPart
 from runner.config.sharding import find_gpu_faults, shards_on_cpu
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.files import SHIPPED, JsonObject, shipped
@@ -75,6 +75,7 @@ def build_args(run: Run, adjustments: Sequence[JsonObject] = ()) -> TrainingArgu
     elif torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
         defaults["bf16"] = False
     always = {**ALWAYS, "output_dir": str(run.checkpoints)}
+    node |= _settings_of_loss(experiment.loss, asked_for(node["_target_"]))
     args: TrainingArguments = build(defaults | _selection(experiment) | node | always)
     shards_on_cpu()
     if getattr(args, "use_vllm", False):
@@ -95,6 +96,22 @@ def _defaults_on_cpu(node: Node) -> JsonObject:
         if name in fields and name not in set_by_alias:
             defaults[name] = value
     return defaults
+
+
+def _settings_of_loss(loss: LossPart | None, fields: Collection[str]) -> JsonObject:
+    """The fields for which a loss stands: by them the trainer makes advantages and counts clips."""
+    settings: JsonObject = {}
+    if loss and "scale_rewards" in fields:
+        settings["loss_type"] = upstream.LOSS_TYPES[loss.average]
+    if loss and loss.advantage:
+        settings["scale_rewards"] = upstream.SCALES[loss.advantage]
+    if loss and loss.target == "runner.loss.policy_gradient":
+        if loss.node.get("clip"):
+            low, high = loss.node["clip"]
+            settings |= {"epsilon": low, "epsilon_high": high, "cliprange": high}
+        if loss.node.get("ratio", "token") != "token":
+            settings["importance_sampling_level"] = "sequence"
+    return {name: value for name, value in settings.items() if name in fields}
 
 
 def _selection(experiment: Experiment) -> JsonObject:

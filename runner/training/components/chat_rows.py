@@ -16,7 +16,6 @@ from runner.dataset.form import answer_columns
 from runner.dataset.media_faults import find_media_faults
 from runner.errors import ConfigError, DataError, Fault
 from runner.generate.agent import Agent
-from runner.generate.episode import Environment
 from runner.io.turns import Columns, Row, habits_of
 from runner.model.chat import check_calls, check_rendering, check_template, look_at_texts
 from runner.model.encoding import processor_of
@@ -90,8 +89,7 @@ def are_chats(
                     fix="dataset.columns.input=prompt",
                 )
             )
-        environment = agent.environments
-        if not isinstance(environment, Environment) or environment.has_tools or agent.tools:
+        if agent.calls_tools:
             check_calls(tokenizer)
     return chats
 

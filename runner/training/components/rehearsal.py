@@ -1,7 +1,7 @@
 """Parts that a library builds late, built once with stand-ins before rows load.
 
-These are the optimizer, its schedule, the settings of sampling and the adapter. So a value that a
-library refuses ends the run at its start, under its key.
+These are the optimizer, its schedule, the settings of sampling, the adapter, and a loss of what is
+sampled. So a value that a library refuses ends the run at its start, under its key.
 """
 
 import contextlib
@@ -21,8 +21,14 @@ from runner.io.hub import is_of_network
 from runner.run import Run
 from runner.run.adjustments import is_out_of_memory
 from runner.run.blame import find_refused_keys
+from runner.schema import upstream
 from runner.training.components.model import task_type_of
-from runner.training.components.trainer_parts import optimizer_settings
+from runner.training.components.trainer_parts import (
+    build_loss,
+    loss_interface_of,
+    optimizer_settings,
+)
+from runner.training.policy_objective import try_loss
 
 STEPS = 100  # of the schedule that is tried
 SCHEDULE_ARGS = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
@@ -57,6 +63,11 @@ def rehearse_components(run: Run, args: TrainingArguments) -> None:
         with blaming(run, "trainer.args.gradient_checkpointing_kwargs"):
             weight = torch.ones(1, requires_grad=True)
             checkpoint(torch.sin, weight, **args.gradient_checkpointing_kwargs).backward()
+    loss = run.experiment.loss
+    kind = loss_interface_of(run.experiment.trainer)
+    if loss and kind in upstream.OF_SAMPLES:
+        with blaming(run, "loss"), torch.random.fork_rng(devices=[]):
+            try_loss(build_loss(loss), kind, getattr(args, "beta", None))
     peft = run.experiment.peft
     if peft and peft.target.startswith("peft.") and "model" not in asked_for(peft.target):
         with blaming(run, "peft"):

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase, Trainer
 
 from runner.config.build import asked_for, build, locate, serve
-from runner.config.experiment import Experiment, OptimizerPart, Part, TrainerPart
+from runner.config.experiment import Experiment, LossPart, OptimizerPart, Part, TrainerPart
 from runner.config.sampler import RUNNER
 from runner.errors import Fault, RunnerError
 from runner.io.files import JsonObject
@@ -98,11 +98,11 @@ def build_collator(
     return collator
 
 
-def build_loss(part: Part | None) -> Callable[..., Any] | None:
+def build_loss(part: LossPart | None) -> Callable[..., Any] | None:
     """The configured loss: a function with its settings bound, or an object that is called."""
     if not part:
         return None
-    settings = dict(part.node)
+    settings = part.arguments
     if not inspect.isclass(locate(part.target)):
         settings["_partial_"] = True
     elif "reduction" in asked_for(part.target):
