@@ -66,7 +66,7 @@ def kinds(pythons):
         "verifiers": Kind(
             (*verifiers, "environment.id=guess_tasks", "environment.max_turns=3"),
             (*verifiers, "environment.id=sorted_tasks"),
-            moods=("raises", "hangs", "blocks", "nan", "dies"),
+            moods=("raises", "hangs", "blocks", "no_number", "dies"),
             spoilt=(
                 *verifiers,
                 "environment.id=failing_tasks",
@@ -76,7 +76,7 @@ def kinds(pythons):
         "openenv": Kind(
             openenv,
             (*openenv, "environment.reward=last"),
-            moods=("raises", "hangs", "nan", "dies"),
+            moods=("raises", "hangs", "no_number", "dies"),
             spoilt=(*openenv, "environment.resets=[{mood: ''}, {mood: MOOD}]"),
         ),
     }
@@ -225,7 +225,7 @@ def case_failing(kind, mood):
     if mood != "dies" or kind.words[0] == "environment=openenv":
         faults += [f"{mood}: does not name its row" for _ in range("row" not in stopped.output)]
     faults += [f"{mood}: left running: {command[:100]}" for command in stopped.left]
-    if mood in ("raises", "hangs", "nan"):
+    if mood in ("raises", "hangs", "no_number"):
         skipped = run(kind, *words, "environment.on_error=skip", name=f"{mood}-skip")
         faults += [f"{mood}, skipped: {fault}" for fault in finished(skipped)]
     return faults

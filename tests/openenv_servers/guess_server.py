@@ -41,7 +41,7 @@ class GuessEnvironment(Environment):
             time.sleep(3600)
         if self.mood == "dies":
             os._exit(1)
-        if self.mood == "nan":
+        if self.mood == "no_number":
             return Answer(text="?", reward=float("nan"), done=True)
         text = action.text.strip()
         if text == str(self.number):

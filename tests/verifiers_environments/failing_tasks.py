@@ -16,7 +16,7 @@ class FailingData(vf.TaskData):
 class FailingTask(vf.Task[FailingData]):
     @vf.reward
     async def is_good(self, task, trace) -> float:
-        return float("nan") if task.mood == "nan" else float(len(trace.last_reply))
+        return float("nan") if task.mood == "no_number" else float(len(trace.last_reply))
 
 
 class FailingTasksetConfig(vf.TasksetConfig):

@@ -35,6 +35,7 @@ class GuessEnv(vf.Env[GuessConfig]):
 
 class GuessTaskset(vf.Taskset[GuessTask, vf.TasksetConfig]):
     def load(self):
-        for number in range(10):
+        for index in range(40):
+            number = index % 10
             data = GuessData(prompt="guess a digit", system_prompt="one digit", number=number)
             yield GuessTask(data, self.config.task)
