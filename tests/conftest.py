@@ -33,6 +33,7 @@ from runner.io.files import read_json
 from runner.report import plot_run
 from runner.run import Run
 from runner.run.history import read_metrics
+from runner.run.manifest import read_version
 
 sys.dont_write_bytecode = False
 gc.disable()  # until all tests are collected: nothing that is imported becomes garbage
@@ -54,6 +55,7 @@ OF_A_TEST = {
     "PYTEST_CURRENT_TEST",
     "RUNNER_TEST_FSDP_ON_CPU",
     "SLURM_CONF",
+    "VLLM_CPU_KVCACHE_SPACE",
 }
 
 
@@ -214,6 +216,8 @@ def own_modules(tmp_path_factory):
     path = sys.path[:]
     before = set(sys.modules)
     yield
+    if sys.path != path:
+        read_version.cache_clear()  # the test may have had packages of its own
     sys.path[:] = path
     folder = str(tmp_path_factory.getbasetemp())
     for name in set(sys.modules) - before:
@@ -260,8 +264,10 @@ def pytest_collection_finish():
 
 
 def pytest_runtest_setup(item):
-    has_imported = len(sys.modules) > frozen + 50
-    if has_imported or (item.get_closest_marker("slow") and len(gc.get_objects()) > 100_000):
+    """Freeze after imports, and before each tenth slow test, which may train."""
+    global slow_tests
+    slow_tests += item.get_closest_marker("slow") is not None
+    if len(sys.modules) > frozen + 50 or slow_tests == 10:
         freeze()
 
 
@@ -270,10 +276,11 @@ def freeze() -> None:
 
     A training asks for several collections, which would take half a second each.
     """
-    global frozen
+    global frozen, slow_tests
     gc.collect()
     gc.freeze()
     frozen = len(sys.modules)
+    slow_tests = 0
 
 
 def pytest_addoption(parser):

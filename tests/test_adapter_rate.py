@@ -6,8 +6,10 @@ import pytest
 import yaml
 
 from runner.__main__ import main
+from runner.config import composition
 from runner.config.composition import compose
 from runner.config.experiment import AdapterPart
+from runner.config.limits import read_yaml
 from runner.config.menu import read_options
 from runner.config.user_folder import use_folders
 from runner.errors import ConfigError
@@ -32,6 +34,7 @@ def rate_of(*words):
     return composed.cfg["learning_rate"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("trainer", "rate"), [("sft", 2e-4), ("dpo", 1e-5), ("ppo", 3e-5)])
 def test_lora_learns_at_ten_times_the_rate_of_each_trainer(trainer, rate):
     assert rate_of(f"trainer={trainer}", *HUB, "peft=lora") == rate
@@ -39,6 +42,7 @@ def test_lora_learns_at_ten_times_the_rate_of_each_trainer(trainer, rate):
     assert usual == pytest.approx(rate / 10)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "rate"),
     [
@@ -66,6 +70,7 @@ def test_a_rate_of_the_arguments_alone_is_left_and_an_optimizer_follows_the_mult
     assert followed.cfg["optimizer"]["lr"] == 2e-4
 
 
+@pytest.mark.slow
 def test_a_rate_in_a_file_of_the_users_own_is_left(tmp_path):
     for group, name, text in [
         ("trainer", "mine", "defaults: [sft]\nlearning_rate: 7e-6\n"),
@@ -93,6 +98,17 @@ def test_a_rate_in_a_file_of_the_users_own_is_left(tmp_path):
         "experiment=silent": 2e-4,
         "peft=wide": 2e-4,
     }
+
+
+def test_the_files_are_not_listed_anew_for_options_of_ours(monkeypatch):
+    groups = set()
+    for file in MENU.glob("*/*.yaml"):
+        if "learning_rate" in (read_yaml(file) or {}):
+            groups.add(file.parent.name)
+    assert groups == {"trainer", "model", "experiment"}
+    monkeypatch.setattr(composition, "read_layers", None)
+    assert compose(["trainer=dpo", "peft=lora"]).rate is None  # model=tiny brings one
+    assert compose(["trainer=dpo", "peft=lora", *HUB]).rate is not None
 
 
 def test_every_adapter_names_its_factor_in_its_file():
@@ -149,6 +165,7 @@ def test_a_factor_that_is_typed_beside_a_rate_is_a_fault():
     assert caught.value.faults[0].expected == "above 0"
 
 
+@pytest.mark.slow
 def test_why_and_the_plan_say_where_the_rate_comes_from(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["why", "learning_rate", "trainer=dpo", "peft=lora", *HUB]) == 0
@@ -169,6 +186,7 @@ def test_why_and_the_plan_say_where_the_rate_comes_from(tmp_path, monkeypatch, c
     assert yaml.safe_load(capsys.readouterr().out)["learning_rate"] == 0.0002
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("state", ["interrupted", "finished"])
 def test_a_run_that_began_with_the_rate_of_all_weights_goes_on_with_it(
     state, tmp_path, monkeypatch, capsys

@@ -79,10 +79,12 @@ def test_a_part_that_is_done_is_not_measured_again(tmp_path, monkeypatch, capsys
     assert json.loads(results.read_text())["machine"] == "this machine"
 
 
-@pytest.mark.dear("two trainings, each in a process of its own, as the script is for")
 @pytest.mark.slow
-def test_a_step_does_what_the_step_of_a_plain_script_does():
-    ours, plain = rows_of(run("step_counts.py", "--layers", "2", "--experiment", "dpo"))
+def test_a_step_does_what_the_step_of_a_plain_script_does(runner):
+    words = ("--layers", "2", "--experiment", "dpo")
+    path = f"{BENCHMARK.parent.parent}{os.pathsep}{BENCHMARK}"
+    done = runner(*words, door="step_counts:main", PYTHONPATH=path)
+    ours, plain = rows_of(done.stdout)
     figures = [[float(cell.replace(",", "")) for cell in row[1:5]] for row in (ours, plain)]
     operators = [row[0] for row in figures]
     assert 0 <= operators[0] - operators[1] <= MOST_FURTHER_OPERATORS

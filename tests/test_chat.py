@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import Command
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from runner.__main__ import main
@@ -21,6 +22,7 @@ from runner.command._named_model import with_model
 from runner.config.build import serve
 from runner.config.experiment import Experiment
 from runner.errors import ConfigError, DataError
+from runner.generate import completion
 from runner.generate.agent import Agent
 from runner.generate.completion import TextGenerator
 from runner.generate.sampler import Responses, Sampling, sample
@@ -131,6 +133,7 @@ def test_pieces_are_whole_characters(tokenizer):
 # --- One answer -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_prompt_gets_the_answer_of_predict(talk):
     words = ("model=tiny", f"prompt={QUESTION}", "temperature=0")
     answered = talk(*words)
@@ -143,6 +146,7 @@ def test_without_a_terminal_and_a_question_it_says_what_to_type(talk):
     assert 'prompt="<question>"' in talk("model=tiny", code=2).err
 
 
+@pytest.mark.slow
 def test_both_models_answer_under_their_names(talk, laid):
     run = laid("dataset=toy_sort")
     answered = talk(str(run), "against=start", f"prompt={QUESTION}", "temperature=0").out
@@ -333,10 +337,10 @@ def test_a_saved_chat_is_a_dataset(model, tokenizer, tmp_path, monkeypatch, caps
 
 
 @pytest.mark.slow
-def test_a_chat_in_a_terminal(tmp_path):
+def test_a_chat_in_a_terminal(tmp_path, runner):
     """Ctrl-C stops the answer and not the chat; what is typed with a slash is obeyed."""
     words = ["chat", "model=tiny", "max_new_tokens=900", "temperature=2"]
-    with Terminal(words, tmp_path) as terminal:
+    with Terminal(words, runner) as terminal:
         terminal.wait_for("> ")
         terminal.type("\x03")
         terminal.wait_for("Ctrl-D or /quit ends the chat)")
@@ -356,24 +360,35 @@ def test_a_chat_in_a_terminal(tmp_path):
     assert 0 < len(answer["content"]) < 5000
 
 
-class Terminal:
-    """A command in a terminal of its own, whose model never ends by itself."""
+def answer_in_a_terminal(words: list[str]) -> int:
+    """Run the command in the terminal of the first word, with a model that never ends by itself."""
+    name, *words = words
+    terminal = os.open(name, os.O_RDWR)  # a session without a terminal gets the first it opens
+    for descriptor in range(3):
+        os.dup2(terminal, descriptor)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+    completion.stop_ids = lambda model: []
+    return main(words)
 
-    def __init__(self, words: list, folder: Path):
+
+class Terminal:
+    """A command in a terminal of its own."""
+
+    def __init__(self, words: list, runner: Command):
         self.output = ""
         self.seen = 0
-        environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent), "TERM": "dumb"}
-        self.pid, self.descriptor = pty.fork()
-        if not self.pid:
-            os.chdir(folder)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            lines = [
-                "import sys, runner.generate.completion as completion",
-                "from runner.__main__ import main",
-                "completion.stop_ids = lambda model: []",
-                f"sys.exit(main({words!r}))",
-            ]
-            os.execve(sys.executable, [sys.executable, "-c", "; ".join(lines)], environment)
+        self.descriptor, self.other_end = pty.openpty()
+        environment = runner.environment | {
+            "PYTHONPATH": f"{PACKAGE.parent}{os.pathsep}{Path(__file__).parent}",
+            "TERM": "dumb",
+        }
+        self.command = runner.warm.start(
+            [os.ttyname(self.other_end), *words],
+            runner.folder,
+            environment,
+            door="test_chat:answer_in_a_terminal",
+            session=True,
+        )
 
     def __enter__(self):
         return self
@@ -394,6 +409,7 @@ class Terminal:
 
     def __exit__(self, *error: object) -> None:
         if error[0] is not None:
-            os.kill(self.pid, signal.SIGKILL)
-        self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self.command.send(signal.SIGKILL)
+        self.code = self.command.wait().returncode
         os.close(self.descriptor)
+        os.close(self.other_end)

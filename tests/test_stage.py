@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from runner import __main__ as door
+from runner.command._words import read_command_line
 from runner.config import composition
 from runner.errors import ConfigError
 from runner.io.files import MENU, files_of, read_json, write_json
@@ -36,33 +37,43 @@ QUICK = (
 )
 
 
+def write_stages(folder, stages, name="chain", **keys):
+    """Write a user's staged experiment in a config folder."""
+    path = folder / "experiment" / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    node = {"defaults": [{"override /dataset": "toy_sort"}], "name": name, "stages": stages} | keys
+    path.write_text("# @package _global_\n" + yaml.safe_dump(node, sort_keys=False))
+
+
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Write a user's staged experiment in a config folder; return the words that choose it."""
+    """Write a staged experiment in the working folder; return the words that choose it."""
     monkeypatch.chdir(tmp_path)
 
     def write(stages, name="chain", **keys):
-        path = tmp_path / "mine" / "experiment" / f"{name}.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        node = {
-            "defaults": [{"override /dataset": "toy_sort"}],
-            "name": name,
-            "stages": stages,
-        } | keys
-        path.write_text("# @package _global_\n" + yaml.safe_dump(node, sort_keys=False))
+        write_stages(tmp_path / "mine", stages, name, **keys)
         return (f"experiment={name}", "--config-dir", "mine")
 
     return write
 
 
+@pytest.fixture(scope="module")
+def folder_of_the_chain(tmp_path_factory):
+    """One folder for all tests, so that Hydra composes its stages once."""
+    folder = tmp_path_factory.mktemp("chain")
+    write_stages(folder, CHAIN)
+    return folder
+
+
 @pytest.fixture
-def chain(write):
-    return write(CHAIN)
+def chain(folder_of_the_chain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return ("experiment=chain", "--config-dir", str(folder_of_the_chain))
 
 
 def composed(*words):
     """Each stage's configuration by its name, checked as the command checks it."""
-    line = door.read_command_line(words)
+    line = read_command_line(words)
     return {run.stage: run.cfg for run in compose_runs(line.overrides, line.folders)}
 
 
@@ -91,7 +102,7 @@ def test_a_dry_run_prints_every_stage_in_order_and_makes_nothing(chain, tmp_path
     assert [line[:32].split("/")[:2] for line in lines] == [
         ["new       outputs", f"chain-{stage}"] for stage in ("sft", "judge", "rl")
     ]
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -119,12 +130,12 @@ def test_a_stage_knows_the_folder_of_an_earlier_one_before_that_has_trained(chai
 )
 @pytest.mark.slow
 def test_a_changed_stage_and_those_that_depend_on_it_are_other_runs(chain, word, same):
-    line = door.read_command_line(chain)
+    line = read_command_line(chain)
     folders = [
         open_run(run.cfg, run.overrides).folder
         for run in compose_runs(line.overrides, line.folders)
     ]
-    line = door.read_command_line([*chain, word])
+    line = read_command_line([*chain, word])
     now = [folder_of(run.cfg, run.overrides) for run in compose_runs(line.overrides, line.folders)]
     assert [
         folder == same_folder.absolute() for folder, same_folder in zip(folders, now, strict=True)
@@ -277,7 +288,7 @@ def test_faults_of_all_stages_are_reported_at_once_and_nothing_starts(chain, tmp
         "model.path=x",
     ):
         assert part in stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

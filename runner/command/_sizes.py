@@ -7,7 +7,8 @@ from pathlib import Path
 
 from runner.command._deletion import Listing, list_place
 from runner.io.files import display_path
-from runner.report.table import MAX_LINES, Column, format_table
+from runner.io.terminal import MAX_LINES
+from runner.report.table import Column, format_table
 from runner.run.disk import sized
 from runner.run.find import find_folders
 

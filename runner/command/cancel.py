@@ -9,8 +9,8 @@ from runner.command._option import read_options
 from runner.command.cancel_options import Options
 from runner.config.build import build
 from runner.errors import ConfigError, Fault
+from runner.io.terminal import MAX_LINES
 from runner.launch.queue import Place, look, place_of, set_gone
-from runner.report.table import MAX_LINES
 from runner.run.record import RunRecord, find_runs
 from runner.schema.text import to_override
 from runner.validate.configuration import find_dangers

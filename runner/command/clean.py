@@ -14,9 +14,8 @@ from runner.command._sizes import list_sizes
 from runner.command.clean_options import Options
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import display_path
-from runner.io.terminal import is_terminal, print_visible
+from runner.io.terminal import MAX_LINES, is_terminal, print_visible
 from runner.report.number import plural
-from runner.report.table import MAX_LINES
 from runner.run.disk import sized
 from runner.run.find import is_run, resolve_word, words_below
 

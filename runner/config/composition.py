@@ -16,14 +16,14 @@ from runner.config.choice import find_choice_faults, list_fault
 from runner.config.experiment_file import read_experiment_file, stamp_files
 from runner.config.hydra_errors import as_config_errors, not_global
 from runner.config.limits import check_growth, read_yaml
-from runner.config.menu import Options, read_menu, takes_one
+from runner.config.menu import Options, read_menu, read_options, takes_one
 from runner.config.override import dotted_key, force, is_experiment_file, parse
 from runner.config.resolution import Composed, resolve
 from runner.config.run_name import register_short_name
 from runner.config.user_folder import use_folders
 from runner.errors import ConfigError, Fault
 from runner.io.files import MENU, shipped
-from runner.io.temporary import temporarily
+from runner.io.temporary import temporarily, uncollected
 from runner.schema.literal import to_list, to_text
 from runner.schema.text import Node, select
 
@@ -91,12 +91,27 @@ def _multiply_rate(
     has_factor = OmegaConf.select(cfg, FACTOR_KEY) is not None
     if not has_factor or KEY in map(dotted_key, overrides):
         return None
-    menu = read_menu(folders)
-    choices = [word for word in overrides if dotted_key(word) in menu]
-    file = _find_rate_file(tuple(choices), tuple(folders), _read_stamps(folders, choices))
-    if file is None or file.parent != MENU / "trainer":
+    if not _is_of_trainer(cfg, overrides, folders):
         return None
     return apply_factor(cfg, str(cfg.hydra.runtime.choices.get("peft")))
+
+
+def _is_of_trainer(cfg: "DictConfig", overrides: Sequence[str], folders: Sequence[Path]) -> bool:
+    """True where the learning rate is that of a file in our conf/trainer/."""
+    # Of our options, those of trainers, models and experiments alone set one.
+    choices = cfg.hydra.runtime.choices
+    trainer = read_options("trainer").get(choices.get("trainer"), {})
+    if trainer.get(KEY) and not folders:
+        if cfg.get(KEY) != float(trainer[KEY]):
+            return False
+        model = read_options("model").get(choices.get("model"), {})
+        if KEY not in model and not choices.get("experiment"):
+            return True
+    # Hydra tells which files it has composed, but that takes nearly as long as to compose them.
+    menu = read_menu(folders)
+    words = [word for word in overrides if dotted_key(word) in menu]
+    file = _find_rate_file(tuple(words), tuple(folders), _read_stamps(folders, words))
+    return file is not None and file.parent == MENU / "trainer"
 
 
 @functools.lru_cache(maxsize=256)
@@ -211,6 +226,7 @@ def _find_values(parsed: "Sequence[Override]", menu: Options) -> "list[Override]
 
 
 @functools.lru_cache(maxsize=256)
+@uncollected()  # nearly all that is made stays
 def _compose_choices(
     words: tuple[str, ...], folders: tuple[Path, ...], stamps: Stamps
 ) -> "DictConfig":

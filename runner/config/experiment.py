@@ -95,6 +95,9 @@ class TrainerPart(Part):
     """Seconds that a call of a tool may take."""
     images: bool = False
     """It takes rows with images."""
+    sampler: Literal["auto", "runner", "transformers", "vllm"] | None = None
+    """What samples completions: auto is the runner where it samples as transformers would; null,
+    as in runs of earlier versions, is as TRL does."""
 
     @property
     def args(self) -> TrainerArgs:

@@ -15,6 +15,7 @@ from runner.config.menu import Options
 from runner.errors import ConfigError, Fault
 from runner.io.filetype import EXPERIMENT_FILES, ROW_ENDINGS
 from runner.io.secrets import form_of
+from runner.io.temporary import uncollected
 from runner.schema.did_you_mean import respellings, seen_letters
 from runner.schema.literal import to_text
 from runner.schema.text import as_typed, flatten, to_override
@@ -262,6 +263,7 @@ def _merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
 
 # --- What Hydra reads -----------------------------------------------------------------------------
 @functools.cache
+@uncollected()
 def _parser() -> "OverridesParser":
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -270,10 +272,11 @@ def _parser() -> "OverridesParser":
 
 def _read(word: str) -> "Override":
     """A word as Hydra reads it; ValueError if it cannot."""
+    parser = _parser()
     from hydra.errors import HydraException
 
     try:
-        (override,) = _parser().parse_overrides([word])
+        (override,) = parser.parse_overrides([word])
     except (HydraException, RecursionError, ArithmeticError) as error:  # such as an endless number
         raise ValueError(str(error)) from None
     return override

@@ -16,6 +16,8 @@ from runner.config.limits import check_growth, read_yaml
 from runner.config.machines import processes_here, processes_of, world_size
 from runner.config.override import dotted_key, typed_keys
 from runner.config.rows import write_out_functions, write_out_rows
+from runner.config.sampler import SamplerChoice
+from runner.config.sampler_choice import choose_sampler
 from runner.config.speed import choose_speed
 from runner.errors import ConfigError, Fault
 from runner.io.files import MENU
@@ -51,6 +53,8 @@ class Composed:
     speed: list[str] = field(default_factory=list)
     # The learning rate that the adapter has multiplied, if it has.
     rate: AdapterRate | None = None
+    # The sampler of a trainer that samples.
+    sampler: SamplerChoice | None = None
     # The keys of the overrides that no user typed, but the file of a sweep.
     untyped: frozenset[str] = frozenset()
 
@@ -117,8 +121,11 @@ def resolve(
     write_out_functions(composed.cfg.get("trainer"))
     speed = composed.cfg.pop("speed", None) or {}
     chosen, left_out = choose_speed(composed.cfg, speed)
+    sampler = choose_sampler(composed.cfg)
+    if speed and sampler:
+        left_out.append(str(sampler))
     spread_batch(composed.cfg, typed)
-    return replace(composed, speed=chosen + left_out)
+    return replace(composed, speed=chosen + left_out, sampler=sampler)
 
 
 def _find_unread_faults(

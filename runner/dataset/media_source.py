@@ -6,7 +6,6 @@ Without torch.
 import base64
 import os
 import re
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,6 +91,8 @@ class MediaSource:
                 fix="dataset.image_urls=true",
             )
             raise DataError(fault)
+        import urllib.request
+
         try:
             request = urllib.request.Request(url, headers={"User-Agent": "runner"})
             with urllib.request.urlopen(request, timeout=TIMEOUT) as response:

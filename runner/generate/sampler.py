@@ -32,6 +32,7 @@ from transformers.cache_utils import Cache, DynamicCache, StaticLayer
 from transformers.generation import (
     LogitsProcessor,
     LogitsProcessorList,
+    MinPLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
@@ -80,6 +81,8 @@ class Sampling:
     # The temperature of log-probabilities, which are those of all tokens. None: that of sampling.
     logprob_temperature: float | None = None
     max_length: int | None = None  # of prompt and completion together
+    min_p: float = 0.0  # times the likeliest token's probability; 0 leaves every token in
+    shares_prefill: bool = False  # a prompt that several rows have is read once
 
     def limit(self, prompt: Sequence[int]) -> int:
         """The most tokens that may follow a prompt."""
@@ -305,7 +308,7 @@ def sample_token(logits_BV: Tensor, noise_B: Tensor, how: Sampling) -> tuple[Ten
         token_B1 = logits_BV.argmax(-1, keepdim=True)
     else:
         sampled_BV = logprobs_BV
-        if how.top_k or how.top_p < 1 or temperature != logprob_temperature:
+        if how.top_k or how.top_p < 1 or how.min_p or temperature != logprob_temperature:
             sampled_BV = torch.log_softmax(truncate(logits_BV / temperature, how), -1)
         kind = sampled_BV.device.type
         # Sums in float32 would move the shares of 150,000 words, by 1.5e-3 in total variation.
@@ -319,12 +322,14 @@ def sample_token(logits_BV: Tensor, noise_B: Tensor, how: Sampling) -> tuple[Ten
 
 
 def truncate(logits_BV: Tensor, how: Sampling) -> Tensor:
-    """The logits, minus infinity where top-k or top-p leave a token out."""
+    """The logits, minus infinity where top-k, top-p or min-p leave a token out."""
     warpers = LogitsProcessorList()
     if how.top_k:
         warpers.append(TopKLogitsWarper(how.top_k))
     if how.top_p < 1:
         warpers.append(TopPLogitsWarper(how.top_p))
+    if how.min_p:
+        warpers.append(MinPLogitsWarper(how.min_p))
     return warpers(torch.empty(0, dtype=torch.long), logits_BV)
 
 
@@ -349,11 +354,19 @@ def _decode_by_loop(
     stop_ids = torch.tensor(how.stop_ids, device=device, dtype=torch.long)
 
     # Prefill: the cache of the prompts.
-    ids_BP, mask = pad(prompts, device, side="left")
+    read_prompts = prompts
+    if how.shares_prefill:
+        read_prompts, numbers = _distinct_prompts(prompts)
+    ids_BP, mask = pad(read_prompts, device, side="left")
     is_ragged = not bool(mask.all())  # else no mask is needed
     cache = DynamicCache(config=model.config)
     position_ids = (mask.cumsum(1) - 1).clamp(min=0)
     logits_BV = decode_step(model, cache, ids_BP, mask if is_ragged else None, position_ids)
+    if how.shares_prefill:
+        rows_B = torch.tensor(numbers, device=device)
+        cache.batch_select_indices(rows_B)
+        logits_BV = logits_BV[rows_B]
+        mask = mask[rows_B]
 
     live_B = torch.arange(len(prompts), device=device)  # the rows that are still being written
     position_ids = mask.sum(1, keepdim=True)
@@ -381,6 +394,17 @@ def _decode_by_loop(
         )
         position_ids = position_ids + 1
     return _cut_rows(tokens_BR, logprobs_BR, lengths_B)
+
+
+def _distinct_prompts(
+    prompts: list[Sequence[int]],
+) -> tuple[list[Sequence[int]], list[int]]:
+    """Each prompt once, and for each row the number of its prompt among them."""
+    numbers: dict[tuple[int, ...], int] = {}
+    for prompt in prompts:
+        numbers.setdefault(tuple(prompt), len(numbers))
+    distinct: list[Sequence[int]] = list(numbers)
+    return distinct, [numbers[tuple(prompt)] for prompt in prompts]
 
 
 def _cut_rows(tokens_BR: Tensor, logprobs_BR: Tensor, lengths_B: Tensor) -> Decoded:

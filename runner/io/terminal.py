@@ -29,6 +29,7 @@ Stream = Any
 
 MAX_BYTES_COPIED = 1 << 16  # at a time
 MAX_BYTES_OF_SECRET = 1 << 13  # of one that may not be cut
+MAX_LINES = 40  # settings, runs or files that a terminal is shown
 LINE_SECONDS = 10.0  # between two lines on the progress of something, where the output is a file
 # the number of the pipe that leads to a log, for all that inherit it as their output
 LOGGED = "RUNNER_OUTPUT_IN_LOG"

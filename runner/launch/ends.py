@@ -7,7 +7,6 @@ from pathlib import Path
 from runner.errors import ConfigError
 from runner.io.files import display_path
 from runner.io.terminal import print_visible
-from runner.report.index import read_group
 from runner.report.ranking import choose_objective
 from runner.run.record import RunRecord
 
@@ -25,6 +24,8 @@ def print_end(folders: Sequence[Path], finished: int, report: Report, runs: str 
     print(f"{finished} of {len(folders)} {runs} finished")
     if finished != len(folders):
         return
+    from runner.report.index import read_group
+
     wanted = {folder.absolute() for folder in folders}
     records = []
     for group in groups:

@@ -1,6 +1,6 @@
 """The notes on runs that a command is about to start, as they are printed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from runner.config.machines import rank_of, rendezvous_of
 from runner.config.resolution import Composed
@@ -18,8 +18,7 @@ def print_notes(tasks: Sequence[Task]) -> None:
     lines = [f"note      {titles[run.stage]}{run.note}" for run in runs if run.note]
     begun = [task.composed for task in tasks if task.composed.rate and task.composed.rate.begun]
     for run in [*begun, *runs]:
-        if run.rate:
-            lines.append(f"rate      {titles[run.stage]}{run.rate}")
+        lines += _describe_choices(run, titles[run.stage])
     for run in runs:
         lines += [f"start     {titles[run.stage]}{line}" for line in run.starts]
         lines += [f"speed     {titles[run.stage]}{line}" for line in run.speed]
@@ -41,6 +40,14 @@ def print_notes(tasks: Sequence[Task]) -> None:
             lines += budget.lines()
     for line in dict.fromkeys(lines):
         print(line)
+
+
+def _describe_choices(run: Composed, title: str) -> Iterator[str]:
+    """A line on each value that no file and no word has set for a run."""
+    if run.rate:
+        yield f"rate      {title}{run.rate}"
+    if run.sampler and run.sampler.begun:
+        yield f"sampler   {title}{run.sampler}"
 
 
 def _describe_machine(run: Composed) -> str:

@@ -27,10 +27,10 @@ from runner.errors import (
     error_of,
 )
 from runner.io.files import display_path, open_own
+from runner.io.terminal import MAX_LINES
 from runner.launch import signals
 from runner.launch.plan import Task, state_of
 from runner.launch.progress import LiveProgress, Stages
-from runner.report.table import MAX_LINES
 from runner.run import Run, foreign_faults, held, locked, open_run
 from runner.run.completion import is_finished
 from runner.run.record import one_line

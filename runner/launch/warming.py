@@ -11,7 +11,6 @@ from runner.config.resolution import Composed
 from runner.io.files import shipped
 from runner.io.temporary import uncollected
 from runner.io.terminal import mute_libraries
-from runner.report.plot_run import run_pictures
 
 
 def warm_up(runs: Iterable[Composed]) -> None:
@@ -33,6 +32,8 @@ def warm_up(runs: Iterable[Composed]) -> None:
 @functools.cache
 def _do_first_things() -> None:
     """Have the libraries do what they do once: find fonts, and load a model without weights."""
+    from runner.report.plot_run import run_pictures
+
     import_module("runner.training.components")
     mute_libraries()
     auto_model = locate("transformers.AutoModelForCausalLM")

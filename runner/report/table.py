@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.io.files import display_path, to_line
 from runner.io.secrets import without_values
+from runner.io.terminal import MAX_LINES
 from runner.report.axis import MISSING, UNREAD
 from runner.report.compare import ChangedKey, Section
 from runner.report.facts import command_of
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 # The beginning of a text that a spreadsheet takes for a formula.
 FORMULA = re.compile(r"(?![-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?$)[-=+@\t\r]")
-MAX_LINES = 40  # settings or runs that a terminal is shown
 MAX_VALUE_WIDTH = 24  # characters of a value, before its middle is cut
 MAX_SECTION_WIDTH = 34  # characters of a value in a comparison
 MAX_NAME_WIDTH = 40  # characters of a run or a key

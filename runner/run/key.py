@@ -23,6 +23,7 @@ from typing import Any
 from runner.config.adapter_rate import FACTOR
 from runner.config.machines import processes_of
 from runner.config.run_name import PLACES, folder_name, former_names, shortened_to, spelt
+from runner.config.sampler import RUNNER, SAMPLER
 from runner.schema.literal import CONSTANT
 from runner.schema.modality import MODALITIES
 from runner.schema.text import Config, short_key
@@ -80,6 +81,9 @@ def lasting(cfg: Config) -> dict[str, Any]:
         trainer = dict(part["trainer"])
         for modality in MODALITIES:
             trainer.pop(modality.column, None)  # to take images or not only refuses rows
+        # Runs had no such key while transformers or vLLM, which has one of its own, sampled.
+        if trainer.get(SAMPLER) != RUNNER:
+            trainer.pop(SAMPLER, None)
         made = made_of_batch(cfg)
         if made:
             args = trainer["args"].items()

@@ -1,6 +1,7 @@
 """The manifest of a run: with what it was made, so that it can be repeated."""
 
 import contextlib
+import functools
 import logging
 import os
 import platform
@@ -82,8 +83,19 @@ def installed_version(name: str) -> str | None:
 
     # The manifest of others may hold any name, which is a ValueError here.
     with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
-        return metadata.version(name)
+        return read_version(name)
     return None
+
+
+@functools.cache
+def read_version(name: str) -> str:
+    """The version in the metadata of a package, which a start asks for forty times.
+
+    Nothing is remembered of a package that is missing: a notebook may install it.
+    """
+    from importlib import metadata
+
+    return metadata.version(name)
 
 
 def run_git(*words: str, text: str | None = None, folder: Path | None = None) -> str | None:

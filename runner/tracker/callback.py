@@ -33,8 +33,8 @@ class Tracker(TrainerCallback):
     that the runs of a sweep share (``group``).
     """
 
-    # What an earlier start has sent is still there, also of steps that are trained again.
-    remembers = True
+    # True where all that an earlier start has sent stays, also of steps that are trained again.
+    remembers = False
     name = ""  # in report_to, if that is not the name of the class
 
     def __init__(self, experiment: Experiment, folder: Path):

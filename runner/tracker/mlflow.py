@@ -15,8 +15,6 @@ SQLITE = "sqlite:///"  # before the path of a file
 class MLflow(Tracker, MLflowCallback):
     """Each start of a run is one of MLflow's, which also gets the held-out scores after the end."""
 
-    remembers = False
-
     def setup(self, args: TrainingArguments, state: TrainerState, model: nn.Module) -> None:
         if state.is_world_process_zero:
             make_database()

@@ -18,14 +18,11 @@ from runner.tracker.callback import Tracker
 class ClearML(Tracker, ClearMLCallback):
     """Each start of a run is a task of ClearML's."""
 
-    remembers = False
-
 
 class Comet(Tracker, CometCallback):
     """Each start of a run is an experiment of Comet's."""
 
     name = "comet_ml"
-    remembers = False
 
     def close(self, finished: bool) -> None:
         """Send or store what is left, for which the library waits until Python ends."""
@@ -38,8 +35,6 @@ class Comet(Tracker, CometCallback):
 class DagsHub(Tracker, DagsHubCallback):
     """Each start of a run is one of MLflow's, on DagsHub's server."""
 
-    remembers = False
-
     def close(self, finished: bool) -> None:
         import mlflow
 
@@ -49,6 +44,8 @@ class DagsHub(Tracker, DagsHubCallback):
 
 class DVCLive(Tracker, DVCLiveCallback):
     """Files in the run folder that stand at the run's own steps; DVC itself is not asked."""
+
+    remembers = True
 
     def on_train_begin(
         self,
@@ -80,13 +77,9 @@ class DVCLive(Tracker, DVCLiveCallback):
 class Neptune(Tracker, NeptuneCallback):
     """Each start of a run is one of Neptune's."""
 
-    remembers = False
-
 
 class SwanLab(Tracker, SwanLabCallback):
     """Each start of a run is an experiment of SwanLab's, which gets the frozen config and tags."""
-
-    remembers = False
 
     def setup(
         self,
@@ -112,3 +105,5 @@ class SwanLab(Tracker, SwanLabCallback):
 
 class Trackio(Tracker, TrackioCallback):
     """Each start of a run goes on in one run of Trackio's."""
+
+    remembers = True

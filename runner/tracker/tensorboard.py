@@ -12,8 +12,6 @@ from runner.tracker.callback import Tracker
 class TensorBoard(Tracker, TensorBoardCallback):
     """Config and tags are texts; the figures of steps that are trained again are taken back."""
 
-    remembers = False
-
     def on_train_begin(
         self,
         args: TrainingArguments,

@@ -12,6 +12,8 @@ from runner.tracker.callback import Tracker
 class Wandb(Tracker, WandbCallback):
     """The config is ``runner`` in that of wandb; id, group and project are variables."""
 
+    remembers = True
+
     def setup(
         self,
         args: TrainingArguments,

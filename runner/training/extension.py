@@ -63,7 +63,8 @@ class BeforeTrainer(Trainer):
         self.hooks.rows = inputs
         if self.hooks.samples is not None:
             self.hooks.samples.begin(self)
-        loss = super().training_step(model, inputs, *args, **kwargs)
+        with self.hooks.sampling(self, False):
+            loss = super().training_step(model, inputs, *args, **kwargs)
         if self.hooks.on_loss is not None:
             self.hooks.on_loss(self, inputs, loss)
         return loss
@@ -81,7 +82,10 @@ class BeforeTrainer(Trainer):
         self.is_measuring = True
         if self.hooks.evaluates:
             self.hooks.on_evaluate("evaluating")
-            output = self._evaluate_by_sums(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+            with self.hooks.sampling(self, True):
+                output = self._evaluate_by_sums(
+                    *args, metric_key_prefix=metric_key_prefix, **kwargs
+                )
         else:
             output = EvalLoopOutput(predictions=None, label_ids=None, metrics={}, num_samples=0)
         if self.hooks.measure is not None and metric_key_prefix.startswith("eval"):

@@ -1,6 +1,7 @@
 """The functions of ours that a trainer calls in the course of a training."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from transformers import Trainer
 from runner.io.turns import Row
 
 Measure = Callable[[Trainer, str], dict[str, float]]
+SamplingContext = Callable[[Trainer, bool], AbstractContextManager[None]]
 
 
 class SampleNotes(Protocol):
@@ -35,6 +37,8 @@ class Hooks:
     evaluates: bool = True
     # ``measure(trainer, prefix)``: figures that join those of an evaluation.
     measure: Measure | None = None
+    # ``sampling(trainer, is_evaluation)``: the context in which the trainer samples.
+    sampling: SamplingContext = lambda trainer, is_evaluation: nullcontext()
     # ``on_evaluate(part)``: a part of an evaluation begins.
     on_evaluate: Callable[[str], None] = lambda part: None
     # ``on_loss(trainer, batch, loss)``: each micro-batch with its loss.

@@ -10,7 +10,7 @@
     dangers, plain_secrets       what a configuration would run, publish or give away, by ``risks``
     checks                       the list of what follows
     parts, loss_parts            groups and fields that exclude each other; with adapter_parts,
-                                 optimizer_parts, strategy and training_fields
+                                 optimizer_parts, sampler_parts, strategy and training_fields
     passed_on                    mappings that a library reads late
     effect                       typed fields that nothing reads
     constructor_errors           what the trainer itself would refuse

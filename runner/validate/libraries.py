@@ -11,12 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from runner.config.experiment import Tracking
+from runner.config.sampler import SAMPLER_KEY, VLLM
 from runner.errors import Fault
 from runner.io.distribution import to_install
 from runner.io.files import display_path
 from runner.schema.code import find_absent_imports
 from runner.schema.source import LIBRARY_PACKAGES, Definition, find_definition
-from runner.schema.text import Config, last_key, walk
+from runner.schema.text import Config, last_key, select, walk
 from runner.schema.upstream import libraries as upstream
 from runner.schema.upstream.libraries import NeededLibrary
 from runner.schema.upstream.trackers import TRACKERS
@@ -46,6 +47,7 @@ WANTED: dict[str, list[NeededLibrary]] = {
     ],
     "rollout_engine": [NeededLibrary("vllm", "vllm", "vllm")],
     "engine": [NeededLibrary("vllm", "vllm", "vllm")],
+    "sampler": [NeededLibrary("vllm", "vllm", "vllm")],
     "attention": [
         NeededLibrary("flash_attention_2", "flash_attn", "flash-attn"),
         NeededLibrary(r"(paged\|)?[\w.-]+/.+", "kernels", "kernels"),  # of the hub
@@ -69,6 +71,7 @@ OTHER_VALUES = {
     "report_to": "none",
     "rollout_engine": "auto",
     "engine": "null",
+    "sampler": "auto",
     **upstream.OTHER_VALUES,
 }
 
@@ -98,7 +101,10 @@ def _wanted_by(path: str, value: object) -> Iterator[Wanted]:
 
 def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
     """A fault for each library or module that a value, or the user's own code, asks for in vain."""
+    is_set_by_sampler = select(cfg, SAMPLER_KEY) == VLLM
     for path, value in walk(cfg):
+        if path == "trainer.args.use_vllm" and is_set_by_sampler:
+            continue
         for wanted in _wanted_by(path, value):
             if not _is_installed(wanted.needed.library):
                 yield _missing_library(wanted)

@@ -16,6 +16,7 @@ from runner.config.environment_variables import find_variable_faults
 from runner.config.resolution import Composed
 from runner.dataset.dataset_check import DatasetCheck, check_dataset
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, name_jobs
+from runner.io.temporary import uncollected
 from runner.run import Run
 from runner.run.key import canonical_text, folder_of
 from runner.schema.text import Config
@@ -33,7 +34,17 @@ from runner.validate.row_columns import find_column_faults
 from runner.validate.versions import find_absent_requirements, find_other_versions
 
 # What the check of rows and models reads of a configuration, which most jobs of a sweep share.
-GROUPS = ("dataset", "model", "peft", "reward", "metric", "tolerate", "weight", "optimizer")
+GROUPS = (
+    "dataset",
+    "environment",
+    "model",
+    "peft",
+    "reward",
+    "metric",
+    "tolerate",
+    "weight",
+    "optimizer",
+)
 FIELDS = (
     "_target_",
     "max_length",
@@ -136,6 +147,7 @@ def _select_parts(cfg: Config) -> Config:
     return {**parts, "trainer": {**trainer, "args": fields}}
 
 
+@uncollected()  # the trees of the sources that are read all stay
 def _find_part_faults(cfg: Config, planned: Collection[Path]) -> PartFaults:
     """The faults of the parts of a run that could not be had, or do not fit each other.
 

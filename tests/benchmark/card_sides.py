@@ -222,7 +222,7 @@ def plain_side(
     }
     path = result.with_suffix(".task")
     path.write_text(json.dumps(task, default=str))
-    command = [python, str(HERE / "card_sides.py"), str(path)]
+    command = [python, "-m", "card_sides", str(path)]
     return Side("TRL", command, result, variables or {})
 
 

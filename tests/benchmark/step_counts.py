@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -124,12 +125,12 @@ class Counts(TrainerCallback):
         self.result.write_text(json.dumps(figures))
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--experiment", nargs="+", choices=EXPERIMENTS, default=["dpo", "sft"])
     parser.add_argument("--layers", type=int, default=24, help="of the model")
     parser.add_argument("--words", nargs="*", default=[], help="further words of our command")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     lines = [f"| | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|"]
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -167,4 +168,4 @@ def count(scratch: Path, kind: str, further: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -3,7 +3,7 @@
     python tests/fault/equal.py [TRAINER ...]    trains each of TRL's trainers in both ways
 
 The script has the fields of the config that the run has, makes its rows of the file, and leaves the
-rest to TRL.
+rest to TRL. So online trainers sample by transformers on both sides.
 """
 
 from __future__ import annotations
@@ -148,6 +148,8 @@ def main(trainers: list[str]) -> int:
 
         for name in trainers or trainer_names:
             settings = needed(name)
+            if "sampler" in TRAINERS[name]:
+                settings += ("trainer.sampler=transformers",)  # as in the script
             if name == "a2po":  # it samples answers of held-out rows before it trains
                 settings += ("dataset.split.eval=null",)
             if "teacher_model" in TRAINERS[name]:

@@ -15,7 +15,7 @@ from runner.io.files import JsonObject
 log = logging.getLogger(__name__)
 
 
-def load_rows(
+def environment_rows(
     environment: EnvironmentPart | None = None,
     *,
     form: Literal["prompt"] = "prompt",

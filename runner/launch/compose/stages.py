@@ -17,7 +17,7 @@ from runner.config.provenance import TrustedKeys, list_settings
 from runner.config.resolution import NO_VALUE, Composed
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import MENU
-from runner.launch.compose.begun_rate import as_begun, find_factor_faults
+from runner.launch.compose.begun_run import as_begun, find_factor_faults
 from runner.launch.compose.references import References
 from runner.launch.compose.staged_experiment import LAID_OVER, StagedExperiment, read_experiment
 from runner.run.continuation import find_resume_faults
@@ -151,8 +151,7 @@ def _compose_one(
                     faults.append(fault)
         return None, faults
     FolderError.refuse(references.of_other_formats)
-    if composed.rate:
-        composed = as_begun(composed, words, folders, references.starts)
+    composed = as_begun(composed, words, folders, references.starts)
     untyped = {key.removeprefix(f"{stage}.") for key in references.untyped}
     notes = list(references.notes.values())
     composed = replace(composed, untyped=frozenset(untyped), starts=notes)

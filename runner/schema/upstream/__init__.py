@@ -57,9 +57,12 @@ from runner.schema.upstream.resumable_fields import (
 )
 from runner.schema.upstream.sampling import (
     COMPLETION_LENGTHS,
+    DEFAULT_TOP_K,
     SAMPLED_BY,
     UNSAMPLED,
+    calls_generate,
     completion_length,
+    is_sampled_by_runner,
     samples_by_library,
 )
 from runner.schema.upstream.schedules import (
@@ -84,6 +87,7 @@ __all__ = [
     "CALLBACK_VISIBLE",
     "COMPLETION_LENGTHS",
     "CROSS_ENTROPY",
+    "DEFAULT_TOP_K",
     "DONE_BY_RUNNER",
     "ELSEWHERE",
     "EXTENDABLE",
@@ -123,9 +127,11 @@ __all__ = [
     "WEIGHED",
     "WITHOUT_NOTE",
     "batch_size",
+    "calls_generate",
     "completion_length",
     "config_fields",
     "cycle_steps",
+    "is_sampled_by_runner",
     "loss_interface",
     "misleading_fields",
     "passes",

@@ -43,6 +43,62 @@ SAMPLED_BY = {
 }
 
 
+# Settings of a generation config by which the runner's sampler samples ...
+SAMPLED_BY_RUNNER = frozenset(
+    {
+        "max_new_tokens",
+        "do_sample",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "eos_token_id",
+        "pad_token_id",
+    }
+)
+# ... those that change none of its completions: it has a cache of its own, samples with no graph
+# that is compiled, and max_new_tokens goes before max_length ...
+HARMLESS_TO_RUNNER = frozenset(
+    {
+        "bos_token_id",
+        "max_length",
+        "use_cache",
+        "disable_compile",
+        "return_dict_in_generate",
+        "transformers_version",
+    }
+)
+# ... and those that change nothing where they are 1; any other does not where it is 0 or empty.
+ONE_IS_NEUTRAL = frozenset(
+    {
+        "repetition_penalty",
+        "encoder_repetition_penalty",
+        "length_penalty",
+        "typical_p",
+        "num_beams",
+        "num_beam_groups",
+        "num_return_sequences",
+    }
+)
+# What transformers takes where neither the call nor the model says how many tokens to leave in.
+DEFAULT_TOP_K = 50
+
+
+def is_sampled_by_runner(name: str, value: object) -> bool:
+    """True for a setting of a generation config with which the runner samples as transformers."""
+    if name in SAMPLED_BY_RUNNER or name in HARMLESS_TO_RUNNER or name.startswith("_"):
+        return True
+    return not value or (name in ONE_IS_NEUTRAL and value == 1)
+
+
+def calls_generate(fields: Mapping[str, Parameter]) -> bool:
+    """True for a trainer (fields of its config) that trains on what ``model.generate`` gives."""
+    has_length = "max_completion_length" in fields or "max_new_tokens" in fields
+    only_evaluates = "generate_during_eval" in fields
+    asks_server = "vllm_server_base_url" in fields and "use_vllm" not in fields
+    return has_length and not only_evaluates and not asks_server
+
+
 def samples_by_library(trainer: str, fields: Mapping[str, Parameter]) -> bool:
     """True for a trainer (target, fields of its config) that samples with transformers or vLLM."""
     return trainer.startswith("trl.") and any(name in fields for name in COMPLETION_LENGTHS)

@@ -49,13 +49,13 @@ from runner.training.components.tools import (
     agent_of,
     build_call_log,
     build_functions,
-    check_environment_calls,
 )
 from runner.training.components.trainer import build_trainer
 from runner.training.components.trainer_parts import (
     build_collator,
     build_loss,
     optimizer_maker,
+    sampling_context,
     schedule_maker,
 )
 from runner.training.components.training_rows import (
@@ -94,8 +94,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     agent = agent_of(part, functions)
     rewards = build_rewards(experiment, args, agent, calls)
     reward_models = to_model_rewards(rewards, tokenizer, args)
-    check_environment_calls(agent, tokenizer)
-    if are_chats(experiment, args, tokenizer, rows.train):
+    if are_chats(experiment, args, tokenizer, rows.train, agent):
         rows = check_chats(experiment, tokenizer, rows)
         if any(map(carries_weights, rows.sets)):
             experiment = with_turn_weights(experiment, args, rows.train)
@@ -128,6 +127,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     engine = HeldOutEngine(is_wanted=experiment.engine == "vllm")
     hooks = Hooks(
         evaluates=part.evaluates,
+        sampling=sampling_context(experiment),
         measure=build_measure(run, tokenizer, metrics, agent, halvings, engine.sampler_of),
         on_loss=health.observe_loss,
         on_log=functools.partial(adjust_logs, adjustments) if adjustments else None,

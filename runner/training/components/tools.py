@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers import TrainingArguments
 
 from runner.config.build import build, locate
 from runner.config.experiment import EnvironmentPart, TrainerPart
@@ -27,7 +27,6 @@ from runner.generate.environment.contract import (
 from runner.generate.episode import REWARD, Environment, tools_of
 from runner.generate.tool_guard import ENVIRONMENT, SECONDS, guard_environment, guard_tool
 from runner.io.files import CALLS
-from runner.model.chat import check_calls
 from runner.run import Run
 from runner.schema import upstream
 from runner.schema.literal import to_list
@@ -166,12 +165,6 @@ def _bind(node: Node) -> Function:
     else:
         bound = build({**node, "_partial_": True})
     return bound
-
-
-def check_environment_calls(agent: Agent | None, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ConfigError where no call of an environment's tools could be read."""
-    if agent and isinstance(agent.environments, Environment) and agent.environments.has_tools:
-        check_calls(tokenizer)
 
 
 def check_environments(trainer: TrainerPart, rows: Any) -> None:

@@ -12,13 +12,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase, Trainer
 
 from runner.config.build import asked_for, build, locate, serve
-from runner.config.experiment import OptimizerPart, Part, TrainerPart
+from runner.config.experiment import Experiment, OptimizerPart, Part, TrainerPart
+from runner.config.sampler import RUNNER
 from runner.errors import Fault, RunnerError
 from runner.io.files import JsonObject
 from runner.model.encoding import processor_of
 from runner.optimizer import build_optimizer
 from runner.schema import upstream
 from runner.schema.read import read_signature
+from runner.training.hooks import Hooks, SamplingContext
+from runner.training.trainer_sampler import TrainerSampler
 
 
 def loss_interface_of(trainer: TrainerPart) -> str | None:
@@ -60,6 +63,13 @@ def schedule_maker(optimizer: OptimizerPart | None) -> Callable[..., LRScheduler
     if not optimizer or not optimizer.scheduler:
         return None
     return functools.partial(serve, optimizer.scheduler)
+
+
+def sampling_context(experiment: Experiment) -> SamplingContext:
+    """The context in which a trainer samples: by the runner's sampler, or as TRL does."""
+    if experiment.trainer.sampler == RUNNER:
+        return TrainerSampler(experiment.seed).sampling
+    return Hooks.sampling
 
 
 def build_collator(
