@@ -8,7 +8,7 @@ import pytest
 from laid import lay_run
 
 from runner.__main__ import main
-from runner.errors import SickRun
+from runner.errors import DataError, SickRun
 from runner.generate import call_log
 from runner.generate.call_log import CallLog
 from runner.generate.tool_guard import guard_environment, guard_tool
@@ -265,6 +265,20 @@ def test_a_reward_that_looks_into_environments_is_played_back_too(tmp_path):
     again = CallLog(tmp_path / "again.jsonl", original=tmp_path / "calls.jsonl")
     again.begin(0)
     assert again.reward(looks, "reward.looks")(completions=["a"], environments=[None]) == [3.0]
+
+
+def test_a_failure_of_an_environment_is_one_when_it_is_played_back(tmp_path):
+    class Broken:
+        def reset(self, **row):
+            raise KeyError("no such row")
+
+    for path, original in (("calls.jsonl", None), ("again.jsonl", tmp_path / "calls.jsonl")):
+        calls = CallLog(tmp_path / path, original=original)
+        calls.begin(0)
+        broken = guard_environment(Broken, "environment", calls=calls, target=Broken)()
+        with pytest.raises(DataError, match="no such row"):  # an episode may be skipped for it
+            broken.reset(row=1)
+    assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "calls.jsonl").read_bytes()
 
 
 def test_two_runs_are_compared_by_their_calls(tmp_path, monkeypatch, capsys):

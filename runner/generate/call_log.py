@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.errors import Fault, SickRun
+from runner.errors import DataError, Fault, SickRun
 from runner.generate.episode import NO_TOOLS, RESET, Tool
 from runner.io.files import JsonObject, forget_rows, open_own, read_last_row, strict, to_line
 from runner.io.secrets import hidden
@@ -180,6 +180,10 @@ class CallLog:
         self._write(row, outcome)
         if "schemas" in outcome:
             args[0].schemas = outcome["schemas"]
+        if "error" in outcome and row["name"].rpartition(".")[2] in NO_TOOLS:
+            raise DataError(
+                Fault(row["name"], outcome["error"], "an answer; it failed before, too")
+            )
         if "error" in outcome:
             raise RuntimeError(outcome["error"])
         return outcome["answer"]
