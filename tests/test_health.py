@@ -308,6 +308,30 @@ def test_a_training_that_never_prefers_a_completion_to_another_learns_nothing(si
         assert (alarm.conclude(Step(len(steps), **silent), []) is not None) is is_sick
 
 
+def test_preferences_that_are_lost_for_good_are_a_sickness_and_success_is_not():
+    heard = {"noted": {"frac_reward_zero_std": 0.5, "reward": 0.4}}
+
+    def steps(count, reward, size=64):
+        silent = {"noted": {"frac_reward_zero_std": 1.0, "reward": reward}}
+        numbered = enumerate([heard, *[silent] * count], 1)
+        return [step | {"rewards": {"x": (0.0, 1.0, size * number)}} for number, step in numbered]
+
+    assert rings(NoSignal(), steps(40, 0.4)) == 21
+    assert rings(NoSignal(), steps(19, 0.4)) is None
+    assert rings(NoSignal(), steps(70, 0.4, size=8)) == 1 + 512 // 8  # of few completions
+    assert rings(NoSignal(), steps(40, 1.0)) is None  # nothing is left to learn
+    assert rings(NoSignal(), [*steps(19, 0.4), *steps(19, 0.4)]) is None
+    assert rings(NoSignal(over=True), steps(40, 0.4)[1:]) == 20  # goes on from a checkpoint
+    # A weight below 0 makes the lowest value the best one.
+    assert rings(NoSignal(facts=Facts(reward_weights=(-1.0,))), steps(40, 0.0)) is None
+    sickness = NoSignal(
+        over=True, silent_steps=19, silent_completions=512, facts=Facts(greedy="a temperature")
+    )
+    found = str(sickness.observe(Step(30, **steps(1, 0.4, size=999)[1])))
+    for words in ("in the last 20 steps", "a temperature", "kl_coef=", "tolerate.no_signal=true"):
+        assert words in found
+
+
 def concluded(steps, *held_out, online=False):
     """The conclusion of the last alarm on a training with these steps and held-out changes."""
     alarm = EndedWorse(online=online)

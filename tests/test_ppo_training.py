@@ -157,6 +157,9 @@ def test_dynamic_sampling_resumes_to_the_same_bits(tmp_path):
     uninterrupted.train()
     assert logs_of(uninterrupted)[-1]["episode"] == 8
     assert any(line["sampling/prompts_exchanged"] for line in logs_of(uninterrupted))
+    shares = [line["frac_reward_zero_std"] for line in logs_of(uninterrupted)]
+    assert set(shares) <= {0.0, 0.5, 1.0}  # of 2 prompts
+    assert min(shares) < 1
     resumed = build(tmp_path / "resumed", **asked | {"save_strategy": "no"})
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert farthest(weights(uninterrupted), weights(resumed)) == 0

@@ -105,3 +105,18 @@ def test_a_training_at_almost_no_rate_ends_with_the_note(tmp_path, monkeypatch, 
     assert main(["report", str(folder)]) == 0
     assert f"cause     {note}" in capsys.readouterr().out
     assert note in (folder / "report.html").read_text()
+
+
+def test_a_run_whose_last_groups_were_all_alike_is_told_when_it_stopped_to_learn(tmp_path):
+    def line_of(*shares):
+        run = run_of(tmp_path / str(shares), GRPO, "frac_reward_zero_std", shares)
+        for line in run.lines:
+            line["reward"] = 0.25
+        return describe_outcome(run)
+
+    alike = "all completions of each prompt earned the same, 0.25 on average"
+    end = f"nothing was learnt in the last 20 steps: {alike}: trainer.args.max_steps=20, or"
+    assert line_of(0.5, 0.9, 1.0, 1.0).startswith(end)
+    assert f"nothing was learnt in 4 steps: {alike}: prompts" in line_of(1.0, 1.0)
+    assert line_of(1.0, 0.99) is None
+    assert line_of(0.5, 0.5, 0.5) is None

@@ -8,6 +8,7 @@ completions of a prompt.
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from transformers import Trainer
 
 from runner.io.turns import Row
@@ -15,6 +16,7 @@ from runner.ppo.random_numbers import draw_further_rows, rollout_noise
 from runner.ppo.rollout import Rollout
 from runner.ppo.sampling import roll_out
 from runner.ppo.scoring import score
+from runner.reward.panel import find_differing_groups
 
 
 def roll_out_groups(trainer: Trainer, prompts: Sequence[Row]) -> Rollout:
@@ -28,6 +30,8 @@ def roll_out_groups(trainer: Trainer, prompts: Sequence[Row]) -> Rollout:
     exchanged = 0
     for number in range(args.dynamic_sampling):
         differ = _find_differing_groups(trainer, rollout)
+        if number == 0:
+            trainer.first_scores_B = _scores(trainer, rollout)
         if not trainer.largest_count(differ.count(False)):
             break
         # A prompt may be exchanged only for the one drawn for its own place, so that the number of
@@ -64,7 +68,11 @@ def _roll_out_prompts(trainer: Trainer, prompts: Sequence[Row], purpose: str) ->
 
 def _find_differing_groups(trainer: Trainer, rollout: Rollout) -> list[bool]:
     """For each prompt true where its completions earn different scores."""
-    scores_B = score(trainer, rollout).figures["objective/scores"]
-    scores_PG = scores_B.view(-1, trainer.args.num_generations)
-    differ: list[bool] = (scores_PG.amax(1) > scores_PG.amin(1)).tolist()
+    scores_B = _scores(trainer, rollout)
+    differ: list[bool] = find_differing_groups(scores_B, trainer.args.num_generations).tolist()
     return differ
+
+
+def _scores(trainer: Trainer, rollout: Rollout) -> Tensor:
+    """The score of each completion [B], before it is normalised."""
+    return score(trainer, rollout).figures["objective/scores"]

@@ -16,6 +16,7 @@ from runner.ppo.arithmetic import Sum, mean_of_rows, whiten
 from runner.ppo.figures import rollout_figures, tool_figures
 from runner.ppo.rollout import Rollout
 from runner.ppo.scoring import RolloutScores, score
+from runner.reward.panel import find_differing_groups
 
 
 @dataclass
@@ -67,6 +68,8 @@ def compute_rewards(trainer: Trainer, rollout: Rollout) -> Tensor:
     """The reward of each token [B, R]: minus its KL, its own rewards, at the end the score."""
     args = trainer.args
     scores = score(trainer, rollout)
+    if not args.dynamic_sampling:
+        trainer.first_scores_B = scores.figures["objective/scores"]
     _note_rollout(trainer, rollout, scores)
     rewards_BR = trainer.running.normalise(
         scores.earned_BR, args.score_normalization, args.score_clip, trainer.total
@@ -91,4 +94,9 @@ def _note_rollout(trainer: Trainer, rollout: Rollout, scores: RolloutScores) -> 
     if trainer.args.penalises_kl:
         trainer.note({"objective/kl_coef": kl_coef})
     processes = trainer.accelerator.num_processes
+    if trainer.args.num_generations > 1:
+        scores_B = scores.figures["objective/scores"]
+        differ_P = find_differing_groups(scores_B, trainer.args.num_generations)
+        share = mean_of_rows((~differ_P).float(), trainer.total, processes)
+        trainer.note({"frac_reward_zero_std": share})
     trainer.note(rollout_figures(rollout, scores.figures, kl_coef, trainer.total, processes))

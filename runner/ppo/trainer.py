@@ -77,6 +77,8 @@ class PPOTrainer(Trainer):
     """
 
     drops_filled_rows = True  # its evaluation gathers the figures of each row
+    # What the completions of a batch's own prompts earned, also of those that are exchanged.
+    first_scores_B: Tensor
 
     def __init__(
         self,

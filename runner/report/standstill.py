@@ -1,4 +1,4 @@
-"""The note on a finished run whose training has moved nothing beyond the noise of its steps.
+"""The notes on a finished run whose training, or the end of it, has moved nothing.
 
 The figure is the loss where a trainer learns from rows, and the reward where it learns from what it
 samples, whose losses do not fall. ``verdict`` tells of runs that became worse.
@@ -11,13 +11,14 @@ from statistics import fmean, median
 
 from runner.report.judged_score import judge_score
 from runner.report.number import plural
-from runner.run.alarms import EARNED, Change
+from runner.run.alarms import EARNED, GROUPS_ALIKE, Change
 from runner.run.history import curve
 from runner.run.record import RunRecord
 from runner.schema.literal import number
 
 MIN_VALUES = 15  # logged ones; with fewer, nobody can tell a slow start from none
 SIGMAS = 1.5  # a change within so many standard errors may be chance
+MIN_SILENT_STEPS = 10  # at the end of a run, without any signal
 # A held-out loss that has changed by this share says that the model has learnt something.
 HELD_OUT_SHARE = 0.01
 # The median of the absolute difference of two normal numbers, as a multiple of their deviation.
@@ -57,6 +58,34 @@ def describe_standstill(run: RunRecord, held_out: Sequence[Change]) -> str | Non
     return (
         f"the {name} has not moved beyond its noise in {steps}, {change} with a scatter of "
         f"{number(scatter_of(values), 2)}: {fix}, or more steps"
+    )
+
+
+def describe_silent_end(run: RunRecord) -> str | None:
+    """A line on a run whose last steps had no group with a signal, with what to type; else None.
+
+    Nothing is said of a few steps at the end of a longer run.
+    """
+    steps, shares = curve(run.lines, GROUPS_ALIKE)
+    silent = 0
+    while silent < len(shares) and shares[-1 - silent] == 1.0:
+        silent += 1
+    if not silent:
+        return None
+    alike = "all completions of each prompt earned the same"
+    _, earned = curve(run.lines, _progress_figure(run))
+    if earned:
+        alike += f", {number(fmean(earned[-silent:]))} on average"
+    if silent == len(shares):
+        all_steps = plural(run.status["step"], "step")
+        return f"nothing was learnt in {all_steps}: {alike}: prompts that are solved now and then"
+    last_step = steps[-1 - silent]
+    count = steps[-1] - last_step
+    if count < MIN_SILENT_STEPS:
+        return None
+    return (
+        f"nothing was learnt in the last {plural(count, 'step')}: {alike}: "
+        f"trainer.args.max_steps={last_step}, or prompts that are solved now and then"
     )
 
 

@@ -3,7 +3,7 @@
 from runner.report.judged_score import judge_score
 from runner.report.ranking import GUESSES, headline_of
 from runner.report.score import NO_SCORE, is_held_out
-from runner.report.standstill import describe_standstill
+from runner.report.standstill import describe_silent_end, describe_standstill
 from runner.run.alarms import EARNED, Change, Kind
 from runner.run.record import RunRecord
 from runner.schema import upstream
@@ -12,7 +12,8 @@ from runner.schema.literal import number
 
 def describe_outcome(run: RunRecord) -> str | None:
     """A line on a run that did harm, or moved nothing; None for one that is well."""
-    return describe_decline(run) or describe_standstill(run, list_changes(run))
+    line = describe_decline(run) or describe_silent_end(run)
+    return line or describe_standstill(run, list_changes(run))
 
 
 def describe_decline(run: RunRecord) -> str | None:

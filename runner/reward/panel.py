@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from runner.config.experiment import RewardPart
 from runner.errors import (
@@ -76,6 +76,17 @@ class ScoredCompletions:
             value = answer[row]
             earned[name] = sum(value) if isinstance(value, list) else value
         return earned
+
+
+def find_differing_groups(scores_B: Tensor, size: int) -> Tensor:
+    """For each group of neighbouring completions true where they earn different scores.
+
+    Only such a group teaches which of its completions is better. NaN is no score.
+    """
+    scores_PG = scores_B.view(-1, size)
+    highest_P = scores_PG.nan_to_num(nan=-math.inf).amax(1)
+    lowest_P = scores_PG.nan_to_num(nan=math.inf).amin(1)
+    return highest_P > lowest_P
 
 
 def watch_reward(name: str, function: Callable[..., Any], scored: ScoredCompletions) -> Any:

@@ -21,7 +21,15 @@ from runner.config.experiment import Tolerate
 from runner.run.alarms.advice import Facts
 from runner.run.alarms.alarm import Alarm
 from runner.run.alarms.ended_worse import EndedWorse
-from runner.run.alarms.observation import CHOSEN, EARNED, NOTED, Change, Kind, Step
+from runner.run.alarms.observation import (
+    CHOSEN,
+    EARNED,
+    GROUPS_ALIKE,
+    NOTED,
+    Change,
+    Kind,
+    Step,
+)
 from runner.run.alarms.optimization import (
     Diverged,
     Exploded,
@@ -38,6 +46,7 @@ __all__ = [
     "ALARMS",
     "CHOSEN",
     "EARNED",
+    "GROUPS_ALIKE",
     "KL",
     "NOTED",
     "Alarm",

@@ -83,6 +83,18 @@ class Facts:
         weighted = zip(weights, widths, strict=True)
         return sum(abs(weight) * width for weight, width in weighted)
 
+    def best_of(self, rewards: Mapping[str, tuple[float, float, int]]) -> float | None:
+        """The sum of the best values of each reward so far; None where some has none."""
+        weights = self.reward_weights or (1.0,) * len(rewards)
+        if not rewards or len(rewards) != len(weights):
+            return None
+        best = 0.0
+        for weight, (low, high, count) in zip(weights, rewards.values(), strict=True):
+            if not count:
+                return None
+            best += max(weight * low, weight * high)
+        return best
+
     def _compare_rate(self, rate: float | None) -> str:
         times = number(self.times_usual(rate), 3)
         return (

@@ -5,13 +5,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runner.errors import SickRun
+from runner.run.alarms.advice import CLOSER
 from runner.run.alarms.alarm import HEALTHY, UNKNOWN, Alarm
-from runner.run.alarms.observation import GROUPS_ALIKE, LENGTH, MARGINS, PAIRS_APART, Change, Step
+from runner.run.alarms.observation import (
+    EARNED,
+    GROUPS_ALIKE,
+    LENGTH,
+    MARGINS,
+    PAIRS_APART,
+    Change,
+    Step,
+)
 from runner.schema.literal import number
 
 MAX_FLOAT32 = 3.4e38
 # Rare successes may take so many completions; before that, equal rewards are no sickness.
 MIN_COMPLETIONS = 128
+# Of the distance between the worst and the best reward, so little makes no difference.
+SAME_SHARE = 0.01
 
 
 @dataclass
@@ -68,8 +79,7 @@ class ConstantReward(Alarm):
     patience: int = 5
 
     def suspect(self, step: Step) -> str | None:
-        counts = [count for _, _, count in step.rewards.values()]
-        count = min(counts, default=0)
+        count = _count_completions(step)
         if count == 0:  # of some reward function nothing is known yet
             return UNKNOWN
         for low, high, _ in step.rewards.values():
@@ -99,15 +109,18 @@ def _tells_apart(low: float, high: float) -> bool:
 
 @dataclass
 class NoSignal(Alarm):
-    """Rewards that have preferred no completion to another of its prompt since the begin.
+    """Rewards that prefer no completion to another of its prompt, since the begin or for 20 steps.
 
     Nothing but rounding is learnt. One reward may differ from prompt to prompt, and yet prefer no
     completion to another of the same prompt: groups are each alike, pairs are ties, or the one
-    sample of a prompt earns what is expected. Rare successes take as long as for a constant reward;
-    once some step had a preference, groups that are alike again are what success looks like. A
-    training that ends earlier has learnt nothing either, unless it was of a step or two. What
+    sample of a prompt earns what is expected. Rare successes take as long as for a constant reward.
+    A training that ends earlier has learnt nothing either, unless it was of a step or two. What
     rounding leaves of a gradient that is 0, Adam makes into steps of full size: therefore the
     rewards are asked, and not the gradient.
+
+    Once some step had a preference, groups that are alike again are what success looks like: it
+    takes 20 steps and 512 completions in a row, and a mean reward that is less than the best one.
+    The checkpoints of those steps are as good as those before.
     """
 
     name = "no_signal"
@@ -115,21 +128,56 @@ class NoSignal(Alarm):
     fix = "another reward=, easier prompts, or more completions of each"
 
     MIN_STEPS = 3
+    STEPS_LATER = 20
+    COMPLETIONS_LATER = 512
     patience: int = 5
-    over: bool = False
+    over: bool = False  # the steps since the begin, as some had a preference
+    silent_steps: int = 0  # in a row, since then
+    silent_completions: int = 0  # in those steps
+    completions: int = 0  # up to the last step; a resume counts from 0 again
+
+    def observe(self, step: Step) -> SickRun | None:
+        fresh_completions = max(0, _count_completions(step) - self.completions)
+        self.completions = _count_completions(step)
+        if not self.over:
+            return super().observe(step)
+        is_silent = self._is_silent(step)
+        if is_silent is None:
+            return None
+        if not is_silent or self._may_be_success(step):
+            self.silent_steps = 0
+            self.silent_completions = 0
+            return None
+        self.silent_steps += 1
+        self.silent_completions += fresh_completions
+        is_early = self.silent_steps < max(self.STEPS_LATER, self.patience)
+        if is_early or self.silent_completions < self.COMPLETIONS_LATER:
+            return None
+        fixes = [*self.facts.sample_apart(), "prompts that are solved now and then"]
+        if self.facts.has_kl_coef:
+            fixes.append(CLOSER)
+        symptom = (
+            f"all completions of each prompt earned the same in the last {self.silent_steps} steps"
+        )
+        return SickRun(self.fault(step, symptom, fixes))
+
+    def _may_be_success(self, step: Step) -> bool:
+        """True where completions earn as much as the best one so far, or nobody can tell."""
+        earned = step.first_noted(EARNED)
+        best = self.facts.best_of(step.rewards)
+        if earned is None or best is None:
+            return True
+        return earned >= best - SAME_SHARE * self.facts.width_of(step.rewards)
 
     def suspect(self, step: Step) -> str | None:
-        is_silent = None
-        if not self.over:
-            is_silent = self._is_silent(step)
+        is_silent = self._is_silent(step)
         if is_silent is None:
             return UNKNOWN
         if not is_silent:
             self.over = True
             return HEALTHY
         # Where rewards are counted, the last step of the patience waits for enough of them.
-        counts = [count for _, _, count in step.rewards.values()]
-        are_few = bool(counts) and min(counts) < MIN_COMPLETIONS
+        are_few = bool(step.rewards) and _count_completions(step) < MIN_COMPLETIONS
         if are_few and self.count >= self.patience - 1:
             return UNKNOWN
         return self._symptom(step)
@@ -161,6 +209,11 @@ class NoSignal(Alarm):
         if step.gradient is None:
             return None
         return step.gradient == 0.0
+
+
+def _count_completions(step: Step) -> int:
+    """The completions since the begin that every reward has judged."""
+    return min((count for _, _, count in step.rewards.values()), default=0)
 
 
 def _margins_of(step: Step) -> list[float]:
