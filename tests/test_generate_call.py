@@ -156,8 +156,8 @@ def test_settings_that_a_call_leaves_open_are_those_of_the_model_and_of_transfor
     model.generation_config = GenerationConfig(repetition_penalty=1.5)
     assert "repetition_penalty" in find_lack(model, (), asked())
     model.generation_config = GenerationConfig()
-    settings = generate_call.settings_of(model, GenerationConfig(max_new_tokens=3))
-    assert generate_call.sampling_of(settings, 1).top_k == upstream.DEFAULT_TOP_K
+    settings = generate_call.generation_settings(model, GenerationConfig(max_new_tokens=3))
+    assert generate_call.to_sampling(settings, 1).top_k == upstream.DEFAULT_TOP_K
     with_defaults = copy.deepcopy(plain)
     with_defaults.top_k = upstream.DEFAULT_TOP_K
     kept = []

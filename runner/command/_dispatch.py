@@ -15,7 +15,7 @@ from runner.launch.compose import sweep_axes
 
 
 def read_line(words: Sequence[str]) -> CommandLine:
-    """The words of a command as they were meant, told of if they were corrected."""
+    """The words of a command as they were meant, with a note on each that was corrected."""
     line = read_command_line(words)
     for note in line.notes:
         print(note, file=sys.stderr)

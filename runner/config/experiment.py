@@ -96,7 +96,7 @@ class TrainerPart(Part):
     images: bool = False
     """It takes rows with images."""
     sampler: Literal["auto", "runner", "transformers", "vllm"] | None = None
-    """What samples completions: auto is the runner where it samples as transformers would; null,
+    """The sampler of completions: auto is the runner where it samples as transformers would; null,
     as in runs of earlier versions, is as TRL does."""
 
     @property

@@ -169,7 +169,7 @@ class Agent:
     def _answer(
         self, episodes: Sequence[Episode], how: Sampling, *, calls: bool
     ) -> list[list[TurnDict]]:
-        """What follows the last turn of each episode, none where it is over or was cut off.
+        """The turns behind the last one of each episode, none where it is over or was cut off.
 
         Methods and tools that it ``calls`` answer it, and else the environment does, which hears
         of each other turn.
@@ -196,7 +196,7 @@ class Agent:
         return [answers.get(id(episode), []) for episode in episodes]
 
     def judge(self, rows: Sequence[Row], messages: Sequence[TurnDict]) -> list[Earned | None]:
-        """What episodes of one turn earn, whose messages were sampled elsewhere.
+        """The rewards of episodes of one turn, whose messages were sampled elsewhere.
 
         None for one whose environment has failed.
         """

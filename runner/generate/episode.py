@@ -159,7 +159,7 @@ def earn(episodes: Sequence[Episode], environment: Environment) -> None:
 
 
 def _by_name(paid: Any, environment: Environment, class_name: str) -> Earned:
-    """What an episode has earned, by the names of the rewards."""
+    """The rewards of an episode, by their names."""
     names = list(environment.rewards)
     if not isinstance(paid, Mapping) and len(names) == 1:
         return {names[0]: paid}

@@ -65,14 +65,14 @@ class GenerateCall:
         if lack:
             _note_once(lack)
             return self.library(*args, **kwargs)
-        settings = settings_of(self.model, kwargs["generation_config"])
+        settings = generation_settings(self.model, kwargs["generation_config"])
         sequences = self._sample(kwargs["input_ids"], kwargs["attention_mask"], settings)
         if kwargs.get("return_dict_in_generate") or settings.return_dict_in_generate:
             return GenerateDecoderOnlyOutput(sequences=sequences)
         return sequences
 
     def _sample(self, ids_BP: Tensor, mask_BP: Tensor, settings: GenerationConfig) -> Tensor:
-        how = sampling_of(settings, rows=len(ids_BP))
+        how = to_sampling(settings, rows=len(ids_BP))
         prompts = []
         for ids_P, mask_P in zip(ids_BP.cpu(), mask_BP.cpu(), strict=True):
             prompts.append(ids_P[mask_P.bool()].tolist())
@@ -100,7 +100,7 @@ def find_lack(model: Model, args: tuple[object, ...], kwargs: Mapping[str, Any])
         return "it is called without prompts, their mask or a generation config"
     if not mask_BP.any(1).all():
         return "a prompt has no token"
-    settings = settings_of(model, config)
+    settings = generation_settings(model, config)
     if settings.max_new_tokens is None:
         return "max_new_tokens is not set"
     for name, value in settings.to_dict().items():
@@ -117,7 +117,7 @@ def _is_invoked(model: PeftModel) -> bool:
     return bool(getattr(model.active_peft_config, "alora_invocation_tokens", None))
 
 
-def settings_of(model: Model, config: GenerationConfig) -> GenerationConfig:
+def generation_settings(model: Model, config: GenerationConfig) -> GenerationConfig:
     """The settings by which transformers would sample: those of a call, then those of the model."""
     settings = copy.deepcopy(config)
     own = model.generation_config.to_dict()
@@ -125,7 +125,7 @@ def settings_of(model: Model, config: GenerationConfig) -> GenerationConfig:
     return settings
 
 
-def sampling_of(settings: GenerationConfig, rows: int) -> Sampling:
+def to_sampling(settings: GenerationConfig, rows: int) -> Sampling:
     """The distribution that settings describe, for so many rows at a time."""
     temperature = 1.0 if settings.temperature is None else settings.temperature
     top_k = upstream.DEFAULT_TOP_K if settings.top_k is None else settings.top_k

@@ -285,7 +285,7 @@ def check_observation(name: str, answer: object) -> object:
     return check_text(name, answer)
 
 
-def check_turns(name: str, answer: object) -> object:
+def check_response(name: str, answer: object) -> object:
     """The answer of ``respond``: the turns that come next, or None."""
     if answer is None or answer == [] or _are_turns(answer):
         return answer
@@ -309,4 +309,4 @@ def check_reward(name: str, answer: object) -> object:
 
 
 # Of methods that no model calls.
-CHECKS = {RESET: check_observation, RESPOND: check_turns, REWARD: check_reward}
+CHECKS = {RESET: check_observation, RESPOND: check_response, REWARD: check_reward}

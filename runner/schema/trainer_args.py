@@ -88,6 +88,10 @@ class TrainerArgs(TypedDict, total=False):
     dataset_kwargs: dict[str, Any] | str | None
     beta: float
     loss_type: list[str] | str
+    scale_rewards: bool | str
+    multi_objective_aggregation: str
+    importance_sampling_level: str
+    epsilon_high: float | None
     loss_weights: list[float] | None
     desirable_weight: float
     undesirable_weight: float

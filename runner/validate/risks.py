@@ -166,7 +166,8 @@ RISKS = [
     _risk(
         "imports a module, or leads elsewhere",
         bool,
-        r"environment\.config\.(?:.*\.)?(?:id|fn|judges|harness|runtime|client|skills|interception)",
+        r"environment\.config\.(?:.*\.)?"
+        r"(?:id|fn|judges|harness|runtime|client|skills|interception)",
     ),
     _risk(SENDS_TEXTS, bool, "url"),
     _risk(SENDS_TEXTS, is_host_elsewhere, r"\w*server_host"),

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from runner.config.composition import compose
 from runner.config.experiment import Experiment
 from runner.generate.agent import build_agent
-from runner.generate.environment.contract import close_sources, open_source
+from runner.generate.environment.contract import close_sources, open_environment
 from runner.generate.sampler import Sampling, sample
 from runner.model.encoding import stop_ids
 from runner.training.components.tools import build_environment
@@ -28,7 +28,7 @@ def main(words):
     words = [word for word in words if not word.startswith("allow=")]
     part = Experiment.read(compose(["trainer=ppo", *words]).cfg).environment
     agent = build_agent(environments=build_environment(part))
-    rows = open_source(part).rows(EPISODES, 0, False)
+    rows = open_environment(part).rows(EPISODES, 0, False)
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     model = AutoModelForCausalLM.from_pretrained(TINY).eval()
     noise_BR = torch.rand(len(rows), 48, generator=torch.Generator().manual_seed(0))

@@ -27,8 +27,8 @@ _open_sources: dict[str, Any] = {}
 _made_rows: dict[str, list[JsonObject]] = {}
 
 
-class Source(Protocol):
-    """Where episodes come from: a package of tasks, a server, a class of the user's own."""
+class EnvironmentSource(Protocol):
+    """The source of episodes: a package of tasks, a server, a class of the user's own."""
 
     def rows(self, count: int, seed: int, held_out: bool) -> list[JsonObject]:
         """At most ``count`` rows of JSON values, each with a ``prompt``, a list of turns.
@@ -103,7 +103,7 @@ def is_source(part: EnvironmentPart) -> bool:
     return hasattr(locate(part.target), "make")
 
 
-def open_source(part: EnvironmentPart) -> Any:
+def open_environment(part: EnvironmentPart) -> Any:
     """The source of a configuration, which is built once: it may have started a server."""
     node = part.arguments
     key = canonical_text(node)
@@ -113,20 +113,22 @@ def open_source(part: EnvironmentPart) -> Any:
     return _open_sources[key]
 
 
-def rows_of(part: EnvironmentPart, count: int, seed: int, *, held_out: bool) -> list[JsonObject]:
-    """What the source of a configuration gives as its rows, which is asked once."""
+def remembered_rows(
+    part: EnvironmentPart, count: int, seed: int, *, held_out: bool
+) -> list[JsonObject]:
+    """The rows of the source of a configuration, which is asked once."""
     key = canonical_text([part.arguments, count, seed, held_out])
     if key not in _made_rows:
-        source = open_source(part)
+        source = open_environment(part)
         with undisturbed("environment", [seed, held_out]):
             _made_rows[key] = source.rows(count, seed, held_out)
     return _made_rows[key]
 
 
 def episode_maker(part: EnvironmentPart) -> Callable[[], object]:
-    """What makes the episodes of a configuration."""
+    """The maker of the episodes of a configuration."""
     if is_source(part):
-        make: Callable[[], object] = open_source(part).make
+        make: Callable[[], object] = open_environment(part).make
         return make
     return partial(build, part.arguments)
 
@@ -135,7 +137,7 @@ def package_versions(part: EnvironmentPart | None) -> dict[str, str | None]:
     """The versions of the packages that an environment's rows and rewards come from."""
     if part is None or not is_source(part):
         return {}
-    packages = getattr(open_source(part), "packages", ())
+    packages = getattr(open_environment(part), "packages", ())
     return {name: installed_version(name) for name in packages}
 
 

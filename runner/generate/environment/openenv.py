@@ -158,7 +158,8 @@ class OpenEnv:
     def here(self, coroutine: Awaitable[Any]) -> Awaitable[Any]:
         """The result of a coroutine of the connections' thread, to be awaited in this thread."""
         assert self._loop is not None
-        future: Any = asyncio.run_coroutine_threadsafe(coroutine, self._loop)  # type: ignore[arg-type]
+        loop = self._loop
+        future: Any = asyncio.run_coroutine_threadsafe(coroutine, loop)  # type: ignore[arg-type]
         return asyncio.wrap_future(future)
 
     async def begin(self, arguments: JsonObject) -> tuple[Any, Any]:

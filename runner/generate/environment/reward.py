@@ -18,14 +18,14 @@ from runner.reward.panel import NOT_COLUMNS
 
 @dataclass(eq=False)
 class Judge:
-    """What completions of one turn earn, which is asked once for all rewards."""
+    """The judge of completions of one turn, which is asked once for all rewards."""
 
     agent: Agent
     completions: Sequence[Any] = ()
     earned: list[Earned | None] = field(default_factory=list)
 
     def __call__(self, completions: Sequence[Any], columns: Row) -> list[Earned | None]:
-        """What each completion earns; None where its environment has failed."""
+        """The rewards of each completion; None where its environment has failed."""
         if completions is not self.completions:
             rows: list[JsonObject] = [{} for _ in completions]
             for name, values in columns.items():
@@ -48,7 +48,7 @@ class EnvironmentReward:
     judge: Judge
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """What each completion earns by this name; None where it does not apply."""
+        """The reward of this name of each completion; None where it does not apply."""
         earned = columns.get(EARNED)
         if earned is None:
             earned = self.judge(completions, columns)

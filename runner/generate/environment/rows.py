@@ -8,7 +8,7 @@ from datasets import Dataset
 
 from runner.config.experiment import EnvironmentPart
 from runner.errors import ConfigError, DataError, Fault, describe
-from runner.generate.environment.contract import open_source, rows_of
+from runner.generate.environment.contract import open_environment, remembered_rows
 from runner.generate.episode import ROW
 from runner.io.files import JsonObject
 
@@ -38,7 +38,7 @@ def environment_rows(
     limit_held_out = limits.get("eval")
     held_out = _make_rows(environment, environment.held_out, limit_held_out, seed, held_out=True)
     # Of longer episodes a prompt may be the same for all.
-    if getattr(open_source(environment), "single_turn", False):
+    if getattr(open_environment(environment), "single_turn", False):
         prompts = {str(prompt) for prompt in train["prompt"]}
         shared = sum(str(prompt) in prompts for prompt in held_out["prompt"])
         if shared:
@@ -61,7 +61,7 @@ def _make_rows(
 ) -> Dataset:
     """At most ``count`` rows of an environment, with their numbers; DataError for no rows."""
     count = min(count, limit or count)
-    rows = rows_of(environment, count, seed, held_out=held_out)
+    rows = remembered_rows(environment, count, seed, held_out=held_out)
     which = "held-out rows" if held_out else "training rows"
     problem = _find_problem(rows)
     if problem:
@@ -88,7 +88,7 @@ def _make_rows(
 
 
 def _find_problem(rows: list[JsonObject]) -> str:
-    """What is wrong with the rows of a source; empty for good ones."""
+    """The problem of the rows of a source; empty for good ones."""
     if not isinstance(rows, list) or not rows:
         return "no rows" if rows in ([], None) else f"a {type(rows).__name__}"
     for index, row in enumerate(rows):

@@ -55,8 +55,8 @@ from runner.training.components.trainer_parts import (
     build_collator,
     build_loss,
     optimizer_maker,
-    sampling_context,
     schedule_maker,
+    trainer_sampling,
 )
 from runner.training.components.training_rows import (
     load_training_rows,
@@ -127,7 +127,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     engine = HeldOutEngine(is_wanted=experiment.engine == "vllm")
     hooks = Hooks(
         evaluates=part.evaluates,
-        sampling=sampling_context(experiment),
+        sampling=trainer_sampling(experiment),
         measure=build_measure(run, tokenizer, metrics, agent, halvings, engine.sampler_of),
         on_loss=health.observe_loss,
         on_log=functools.partial(adjust_logs, adjustments) if adjustments else None,

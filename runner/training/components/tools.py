@@ -21,7 +21,7 @@ from runner.generate.call_log import CallLog
 from runner.generate.environment.contract import (
     episode_maker,
     is_source,
-    open_source,
+    open_environment,
     reward_weights,
 )
 from runner.generate.episode import REWARD, Environment, tools_of
@@ -85,7 +85,7 @@ def build_environment(part: EnvironmentPart, calls: CallLog | None = None) -> En
     rewards: Any = ()
     source = None
     if is_source(part):
-        source = open_source(part)
+        source = open_environment(part)
         rewards = getattr(source, "rewards", None) or [type(source).__name__]
     elif hasattr(locate(part.target), REWARD):
         rewards = [part.target.rpartition(".")[2]]

@@ -65,7 +65,7 @@ def schedule_maker(optimizer: OptimizerPart | None) -> Callable[..., LRScheduler
     return functools.partial(serve, optimizer.scheduler)
 
 
-def sampling_context(experiment: Experiment) -> SamplingContext:
+def trainer_sampling(experiment: Experiment) -> SamplingContext:
     """The context in which a trainer samples: by the runner's sampler, or as TRL does."""
     if experiment.trainer.sampler == RUNNER:
         return TrainerSampler(experiment.seed).sampling
