@@ -196,9 +196,21 @@ def case_killed(kind, trainer):
     faults += finished(run(kind, *words, name="killed"))
     if not faults and weights("whole") != weights("killed"):
         faults.append("other weights after a kill")
-    if not faults and figures("whole") != figures("killed"):
-        faults.append("other figures after a kill")
+    if not faults:
+        faults += _differences(figures("whole"), figures("killed"))
     return faults
+
+
+def _differences(whole, killed):
+    """The first figure that a kill has changed, as a fault."""
+    if len(whole) != len(killed):
+        return [f"{len(killed)} logged lines after a kill, not {len(whole)}"]
+    for row, other in zip(whole, killed, strict=True):
+        for key in {**row, **other}:
+            if row.get(key) != other.get(key):
+                place = f"{key} of step {row.get('step')}"
+                return [f"after a kill {place} is {other.get(key)}, not {row.get(key)}"]
+    return []
 
 
 def case_swept(kind):
