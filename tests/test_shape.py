@@ -466,8 +466,8 @@ DENSITIES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("figure", DENSITIES, ids=lambda figure: figure.__name__)
 def test_the_code_is_not_dense(figure):
-    value = figure()
-    print(f"{figure.__name__.replace('_', ' ')}: {value:.2f} (at most {DENSITIES[figure]})")
+    value = round(figure(), 2)
+    print(f"{figure.__name__.replace('_', ' ')}: {value} (at most {DENSITIES[figure]})")
     assert value <= DENSITIES[figure]
 
 
