@@ -405,9 +405,7 @@ def test_grpo_trains_what_the_policy_wrote_alone_and_resumes_to_the_same_bits(
     assert line["reward"] == pytest.approx(expected, rel=1e-3)
     assert {"eval_rewards/found/mean"} <= set(whole.scores["before"]) & set(whole.scores["after"])
     shown = list(read_rows(whole.run.folder / "completions.jsonl"))
-    of_training = [row for row in shown if row.get("source") == "rollout"]
-    assert any(len(row["completion"]) > 1 for row in of_training)
-    assert all({"found", "turns"} == set(row["rewards"]) for row in of_training)
+    assert any(len(row["completion"]) > 1 for row in shown)
     assert (mine / "closed").exists()
 
     (mine / "stops").touch()

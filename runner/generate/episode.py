@@ -29,7 +29,6 @@ REWARD = "get_reward"
 NO_TOOLS = (RESET, RESPOND, REWARD)  # methods of an environment that are not the model's to call
 # The column of what episodes have earned, which rewards of an experiment's environment read.
 EARNED = "environment_rewards"
-TURNS = "environment_turns"  # the column of their turns, where a trainer has joined these
 ROW = "row"  # the column with the number of a row that an environment has made
 
 log = logging.getLogger(__name__)

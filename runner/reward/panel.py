@@ -41,7 +41,6 @@ NOT_COLUMNS = (
     "completion_ids",
     "environments",
     "environment_rewards",
-    "environment_turns",
 )
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 # Errors of the machine, and not of what a reward was given.

@@ -15,7 +15,6 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Trainer
 
-from runner.generate.episode import TURNS
 from runner.io.files import JsonObject, replace_rows
 from runner.io.turns import TEMPLATE_ARGUMENTS, Turns, ends_with_tool
 from runner.model.encoding import encode_prompt, stop_ids
@@ -169,7 +168,7 @@ class StepSamples:
             total += self.weights.get(name, 1.0) * (value or 0.0)
         return {
             "prompt": columns["prompts"][place],
-            "completion": columns.get(TURNS, columns["completions"])[place],
+            "completion": columns["completions"][place],
             "rewards": rewards,
             "reward": total,
             "advantage": None,

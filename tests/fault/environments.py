@@ -166,7 +166,7 @@ def weights(name):
 def figures(name):
     """What was logged, but for clocks."""
     lines = (folder_of(name) / "metrics.jsonl").read_text().splitlines()
-    clocks = ("time", "seconds", "per_second", "runtime", "memory")
+    clocks = ("time", "seconds", "per_second", "eps", "memory")
     rows = []
     for line in lines:
         row = json.loads(line)
