@@ -60,11 +60,11 @@ class BeforeTrainer(Trainer):
         self, model: nn.Module, inputs: Any, *args: object, **kwargs: object
     ) -> Tensor:
         """Take the trainer's own step, and report its loss, however seldom it is logged."""
-        self.hooks.rows = inputs
         if self.hooks.samples is not None:
             self.hooks.samples.begin(self)
-        with self.hooks.sampling(self, False):
-            loss = super().training_step(model, inputs, *args, **kwargs)
+        with self.hooks.sampling(self, False), self.hooks.exchanging(self, inputs) as rows:
+            self.hooks.rows = rows
+            loss = super().training_step(model, rows, *args, **kwargs)
         if self.hooks.on_loss is not None:
             self.hooks.on_loss(self, inputs, loss)
         return loss
