@@ -198,8 +198,9 @@ class AfterTrainer(Trainer):
         if self.hooks.on_log is not None:
             self.hooks.on_log(logs, self.state.global_step)
         self._count_on(logs)
-        if "train_loss" in logs:
-            logs["train_loss"] = mean_loss(self.state.log_history) or logs["train_loss"]
+        has_losses = any("loss" in line for line in self.state.log_history)
+        if "train_loss" in logs and has_losses:
+            logs["train_loss"] = mean_loss(self.state.log_history)
         if self.held_out is not None:
             replace_figures(logs, self.held_out, left_out(self))
             self.held_out = None
