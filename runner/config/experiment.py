@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from runner.schema.literal import to_list
-from runner.schema.ranges import Count, Fraction, Positive, Processes, Seed, StepSize
+from runner.schema.ranges import Count, Fraction, Natural, Positive, Processes, Seed, StepSize
 from runner.schema.text import Node, named
 from runner.schema.trainer_args import TrainerArgs
 from runner.schema.upstream.trackers import TRACKERS, TrackerLibrary
@@ -98,6 +98,12 @@ class TrainerPart(Part):
     sampler: Literal["auto", "runner", "transformers", "vllm"] | None = None
     """The sampler of completions: auto is the runner where it samples as transformers would; null,
     as in runs of earlier versions, is as TRL does."""
+    dynamic_sampling: Natural = 0
+    """How often prompts whose completions all earn the same are exchanged for others (Yu et al.
+    2025, 3.2)."""
+    curriculum: str | None = None
+    """Rows that are solved always or never are drawn less: ``rows`` for each by itself, or a column
+    whose values share what is known; null draws all alike."""
 
     @property
     def args(self) -> TrainerArgs:

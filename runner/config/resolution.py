@@ -17,7 +17,7 @@ from runner.config.machines import processes_here, processes_of, world_size
 from runner.config.override import dotted_key, typed_keys
 from runner.config.rows import write_out_functions, write_out_rows
 from runner.config.sampler import SamplerChoice
-from runner.config.sampler_choice import choose_sampler
+from runner.config.sampler_choice import choose_sampler, pass_on_dynamic_sampling
 from runner.config.speed import choose_speed
 from runner.errors import ConfigError, Fault
 from runner.io.files import MENU
@@ -122,6 +122,7 @@ def resolve(
     speed = composed.cfg.pop("speed", None) or {}
     chosen, left_out = choose_speed(composed.cfg, speed)
     sampler = choose_sampler(composed.cfg)
+    pass_on_dynamic_sampling(composed.cfg)
     if speed and sampler:
         left_out.append(str(sampler))
     spread_batch(composed.cfg, typed)

@@ -1,4 +1,4 @@
-"""The choice of a sampler for a configuration that leaves it to the runner."""
+"""The settings of sampling that a configuration leaves to the runner."""
 
 from collections.abc import Iterator, Mapping
 
@@ -48,6 +48,16 @@ def choose_sampler(cfg: Config) -> SamplerChoice | None:
         choice = SamplerChoice(LIBRARY, lack, is_automatic=True)
     trainer[SAMPLER] = choice.value
     return choice
+
+
+def pass_on_dynamic_sampling(cfg: Config) -> None:
+    """Put ``trainer.dynamic_sampling`` into the arguments of a trainer that has such a field."""
+    trainer = cfg.get("trainer")
+    args = select(cfg, "trainer.args")
+    if not isinstance(trainer, dict) or not isinstance(args, dict):
+        return
+    if "dynamic_sampling" in trainer and "dynamic_sampling" in config_fields(args):
+        args.setdefault("dynamic_sampling", trainer.pop("dynamic_sampling"))
 
 
 def find_sampler_lacks(cfg: Config) -> Iterator[str]:

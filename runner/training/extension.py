@@ -60,11 +60,11 @@ class BeforeTrainer(Trainer):
         self, model: nn.Module, inputs: Any, *args: object, **kwargs: object
     ) -> Tensor:
         """Take the trainer's own step, and report its loss, however seldom it is logged."""
-        self.hooks.rows = inputs
         if self.hooks.samples is not None:
             self.hooks.samples.begin(self)
-        with self.hooks.sampling(self, False):
-            loss = super().training_step(model, inputs, *args, **kwargs)
+        with self.hooks.sampling(self, False), self.hooks.exchanging(self, inputs) as rows:
+            self.hooks.rows = rows
+            loss = super().training_step(model, rows, *args, **kwargs)
         if self.hooks.on_loss is not None:
             self.hooks.on_loss(self, inputs, loss)
         return loss
@@ -198,8 +198,9 @@ class AfterTrainer(Trainer):
         if self.hooks.on_log is not None:
             self.hooks.on_log(logs, self.state.global_step)
         self._count_on(logs)
-        if "train_loss" in logs:
-            logs["train_loss"] = mean_loss(self.state.log_history) or logs["train_loss"]
+        has_losses = any("loss" in line for line in self.state.log_history)
+        if "train_loss" in logs and has_losses:
+            logs["train_loss"] = mean_loss(self.state.log_history)
         if self.held_out is not None:
             replace_figures(logs, self.held_out, left_out(self))
             self.held_out = None

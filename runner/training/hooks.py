@@ -15,6 +15,7 @@ from runner.io.turns import Row
 
 Measure = Callable[[Trainer, str], dict[str, float]]
 SamplingContext = Callable[[Trainer, bool], AbstractContextManager[None]]
+ExchangingContext = Callable[[Trainer, Any], AbstractContextManager[Any]]
 
 
 class SampleNotes(Protocol):
@@ -40,6 +41,8 @@ class Hooks:
     measure: Measure | None = None
     # ``sampling(trainer, is_evaluation)``: the context in which the trainer samples.
     sampling: SamplingContext = lambda trainer, is_evaluation: nullcontext()
+    # ``exchanging(trainer, rows)``: gives the rows that the trainer steps on in the place of these.
+    exchanging: ExchangingContext = lambda trainer, rows: nullcontext(rows)
     # ``on_evaluate(part)``: a part of an evaluation begins.
     on_evaluate: Callable[[str], None] = lambda part: None
     # ``on_loss(trainer, batch, loss)``: each micro-batch with its loss.

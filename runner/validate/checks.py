@@ -11,6 +11,7 @@ from runner.validate.loss_parts import find_objective_faults
 from runner.validate.optimizer_parts import find_expression_faults, find_optimizer_faults
 from runner.validate.policy_loss import find_policy_loss_faults
 from runner.validate.sampler_parts import find_sampler_faults
+from runner.validate.signal_parts import find_signal_faults
 
 Check = Callable[[ValidationContext], Iterator[Fault]]
 
@@ -34,6 +35,7 @@ PART_CHECKS: list[Check] = [
     find_optimizer_faults,
     find_expression_faults,
     find_sampler_faults,
+    find_signal_faults,
     training_fields.find_direction_faults,
     training_fields.find_best_model_faults,
 ]

@@ -68,6 +68,7 @@ from runner.schema.upstream.sampling import (
     completion_length,
     is_sampled_by_runner,
     samples_by_library,
+    samples_groups,
 )
 from runner.schema.upstream.schedules import (
     GIVEN_TO_SCHEDULES,
@@ -145,6 +146,7 @@ __all__ = [
     "passes",
     "ranking_figure",
     "samples_by_library",
+    "samples_groups",
     "setting",
     "takes_path",
 ]

@@ -91,6 +91,15 @@ def is_sampled_by_runner(name: str, value: object) -> bool:
     return not value or (name in ONE_IS_NEUTRAL and value == 1)
 
 
+# Trainers that compare the completions of a prompt, and sample and score them in one way.
+SAMPLING_GROUPS = ("GRPOTrainer", "RLOOTrainer", "GMPOTrainer")
+
+
+def samples_groups(trainer: str) -> bool:
+    """True for a trainer of TRL (its target or name) that compares the completions of a prompt."""
+    return trainer.rpartition(".")[2] in SAMPLING_GROUPS
+
+
 def calls_generate(fields: Mapping[str, Parameter]) -> bool:
     """True for a trainer (fields of its config) that trains on what ``model.generate`` gives."""
     has_length = "max_completion_length" in fields or "max_new_tokens" in fields

@@ -12,11 +12,13 @@ from runner.config.experiment import Experiment, LossPart
 from runner.dataset.weigh import carries_weights
 from runner.errors import ConfigError, Fault, own_place, reason_of
 from runner.generate.call_log import CallLog
+from runner.generate.earned import Rewards
 from runner.generate.reward_model import ModelReward
 from runner.generate.sampler import Model
 from runner.io.terminal import mute_libraries
 from runner.model.check import no_stop_strings
 from runner.model.encoding import processor_of
+from runner.reward.panel import ScoredCompletions
 from runner.run import Run
 from runner.run.adjustments import adjust_logs, count_halvings, read_adjustments
 from runner.run.alarms import steps_to_notice
@@ -36,7 +38,12 @@ from runner.training.components.evaluation import build_measure
 from runner.training.components.held_out_engine import HeldOutEngine
 from runner.training.components.model import build_model
 from runner.training.components.rehearsal import blaming, rehearse_components
-from runner.training.components.rewards import build_rewards, build_samples, to_model_rewards
+from runner.training.components.rewards import (
+    BuiltRewards,
+    build_rewards,
+    build_samples,
+    to_model_rewards,
+)
 from runner.training.components.row_order import group_lengths
 from runner.training.components.scorers import build_metrics
 from runner.training.components.token_weights import (
@@ -53,6 +60,7 @@ from runner.training.components.tools import (
 from runner.training.components.trainer import build_trainer
 from runner.training.components.trainer_parts import (
     build_collator,
+    build_curricula,
     build_loss,
     optimizer_maker,
     schedule_maker,
@@ -64,8 +72,10 @@ from runner.training.components.training_rows import (
 )
 from runner.training.components.turn_weights import with_turn_weights
 from runner.training.components.types import Components, OfferedParts
+from runner.training.curriculum import RowCurriculum
+from runner.training.dynamic_sampling import DynamicSampling
 from runner.training.health import build_health
-from runner.training.hooks import Hooks
+from runner.training.hooks import ExchangingContext, Hooks
 from runner.training.precompute import precompute_by_default
 
 CHECKPOINTS_KEPT = 2  # unless ``save_total_limit`` says otherwise
@@ -109,6 +119,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     _check_stop_strings(experiment, args, models.policy)
     parts = parts_for_callbacks(run, tokenizer, rows.train, rows.held_out, agent)
     loads_by_path = upstream.takes_path(read_signature(part.target))
+    curricula = build_curricula(experiment)
     offered: OfferedParts = {
         "model": models.policy.name_or_path if loads_by_path else models.policy,
         "ref_model": models.reference,
@@ -119,7 +130,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         "eval_dataset": rows.held_out,
         "peft_config": models.peft_config,
         "data_collator": build_collator(experiment.collator, tokenizer),
-        "callbacks": build_callbacks(experiment.callbacks, parts),
+        "callbacks": build_callbacks(experiment.callbacks, parts) + curricula,
     }
     health = build_health(run, args, models.peft_config, rewards.panel)
     metrics = build_metrics(experiment.metrics, tokenizer)
@@ -128,6 +139,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     hooks = Hooks(
         evaluates=part.evaluates,
         sampling=trainer_sampling(experiment),
+        exchanging=_exchanging_context(experiment, args, rewards, tokenizer, *curricula),
         measure=build_measure(run, tokenizer, metrics, agent, halvings, engine.sampler_of),
         on_loss=health.observe_loss,
         on_log=functools.partial(adjust_logs, adjustments) if adjustments else None,
@@ -158,6 +170,35 @@ def _build_seal(run: Run, args: TrainingArguments) -> Seal:
     checkpoints_kept = run.experiment.trainer.args.get("save_total_limit") or CHECKPOINTS_KEPT
     sick_steps = steps_to_notice(run.experiment.tolerate)
     return Seal(checkpoints_kept, sick_steps, upstream.cycle_steps(vars(args)), run.set_status)
+
+
+def _exchanging_context(
+    experiment: Experiment,
+    args: TrainingArguments,
+    rewards: BuiltRewards,
+    tokenizer: PreTrainedTokenizerBase,
+    curriculum: RowCurriculum | None = None,
+) -> ExchangingContext:
+    """The context in which a trainer steps, in which its prompts may be exchanged for others."""
+    times = experiment.trainer.dynamic_sampling
+    if not times and curriculum is None:
+        return Hooks.exchanging
+    if curriculum is not None and not upstream.samples_groups(experiment.trainer.target):
+        return curriculum.choosing
+    completions = args.per_device_train_batch_size * args.steps_per_generation
+    if completions % args.num_generations:
+        raise ConfigError(
+            Fault(
+                where="trainer.dynamic_sampling" if times else "trainer.curriculum",
+                found=f"set, but a process samples {completions} completions, in groups of "
+                f"{args.num_generations}",
+                expected="whole groups in each process",
+                fix=f"trainer.args.per_device_train_batch_size={args.num_generations}",
+            )
+        )
+    score = Rewards(rewards.functions, args.reward_weights, tokenizer)
+    scored = rewards.panel.scored if rewards.panel else ScoredCompletions()
+    return DynamicSampling(times, experiment.seed, score, scored, curriculum).exchanging
 
 
 def _complete(

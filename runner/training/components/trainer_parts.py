@@ -20,6 +20,7 @@ from runner.model.encoding import processor_of
 from runner.optimizer import build_optimizer
 from runner.schema import upstream
 from runner.schema.read import read_signature
+from runner.training.curriculum import RowCurriculum
 from runner.training.hooks import Hooks, SamplingContext
 from runner.training.trainer_sampler import TrainerSampler
 
@@ -70,6 +71,12 @@ def trainer_sampling(experiment: Experiment) -> SamplingContext:
     if experiment.trainer.sampler == RUNNER:
         return TrainerSampler(experiment.seed).sampling
     return Hooks.sampling
+
+
+def build_curricula(experiment: Experiment) -> list[RowCurriculum]:
+    """The curriculum of a configuration, a callback; none where it has none."""
+    column = experiment.trainer.curriculum
+    return [RowCurriculum(column, experiment.seed)] if column else []
 
 
 def build_collator(
