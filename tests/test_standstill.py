@@ -105,3 +105,18 @@ def test_a_training_at_almost_no_rate_ends_with_the_note(tmp_path, monkeypatch, 
     assert main(["report", str(folder)]) == 0
     assert f"cause     {note}" in capsys.readouterr().out
     assert note in (folder / "report.html").read_text()
+
+
+def test_a_run_that_no_held_out_score_judges_is_told_where_it_became_worse(tmp_path):
+    fallen = [1 - 0.04 * i for i in range(20)]
+    told = describe_outcome(run_of(tmp_path / "1", GRPO, "reward", fallen))
+    assert told.startswith("the model seems worse than it was: reward 0.96 -> 0.3")
+    risen = [2 + 0.05 * i + 0.1 * (i % 2) for i in range(24)]
+    told = describe_outcome(run_of(tmp_path / "2", SFT, "loss", risen))
+    assert told.startswith("the model seems worse than it was: loss ")
+    # A loss that rises again after its fall is still lower than it was.
+    fallen_first = [5.0, 3.0, 2.0, *risen]
+    assert describe_outcome(run_of(tmp_path / "3", SFT, "loss", fallen_first)) is None
+    # A held-out score that is better has the last word.
+    scores = ({"eval_loss": 2.0}, {"eval_loss": 1.5})
+    assert describe_outcome(run_of(tmp_path / "4", SFT, "loss", risen, *scores)) is None
