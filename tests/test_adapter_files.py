@@ -192,6 +192,7 @@ def test_a_kernel_that_a_config_names_is_refused(tmp_path):
     assert faults_of(folder) == []
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -34,6 +34,7 @@ def rate_of(*words):
     return composed.cfg["learning_rate"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("trainer", "rate"), [("sft", 2e-4), ("dpo", 1e-5), ("ppo", 3e-5)])
 def test_lora_learns_at_ten_times_the_rate_of_each_trainer(trainer, rate):
     assert rate_of(f"trainer={trainer}", *HUB, "peft=lora") == rate
@@ -41,6 +42,7 @@ def test_lora_learns_at_ten_times_the_rate_of_each_trainer(trainer, rate):
     assert usual == pytest.approx(rate / 10)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "rate"),
     [
@@ -68,6 +70,7 @@ def test_a_rate_of_the_arguments_alone_is_left_and_an_optimizer_follows_the_mult
     assert followed.cfg["optimizer"]["lr"] == 2e-4
 
 
+@pytest.mark.slow
 def test_a_rate_in_a_file_of_the_users_own_is_left(tmp_path):
     for group, name, text in [
         ("trainer", "mine", "defaults: [sft]\nlearning_rate: 7e-6\n"),
@@ -162,6 +165,7 @@ def test_a_factor_that_is_typed_beside_a_rate_is_a_fault():
     assert caught.value.faults[0].expected == "above 0"
 
 
+@pytest.mark.slow
 def test_why_and_the_plan_say_where_the_rate_comes_from(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["why", "learning_rate", "trainer=dpo", "peft=lora", *HUB]) == 0
@@ -182,6 +186,7 @@ def test_why_and_the_plan_say_where_the_rate_comes_from(tmp_path, monkeypatch, c
     assert yaml.safe_load(capsys.readouterr().out)["learning_rate"] == 0.0002
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("state", ["interrupted", "finished"])
 def test_a_run_that_began_with_the_rate_of_all_weights_goes_on_with_it(
     state, tmp_path, monkeypatch, capsys

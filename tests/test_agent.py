@@ -20,7 +20,7 @@ from runner.config.experiment import TrainerPart
 from runner.errors import ConfigError, DataError, SickRun
 from runner.generate.episode import tools_of
 from runner.generate.tool_guard import guard_environment, guard_tool
-from runner.io.files import read_rows
+from runner.io.files import read_rows, to_line
 from runner.io.turns import text_of
 from runner.launch.compose.stages import compose_runs
 from runner.model.chat import check_calls, set_template
@@ -540,6 +540,11 @@ STOPS = """
 import os, signal
 from transformers import TrainerCallback
 
+class Served(Game):
+    def reset(self, **row):
+        assert not os.path.exists("away"), "no service"
+        return super().reset(**row)
+
 class Stops(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 2 and os.path.exists("stops"):
@@ -548,14 +553,14 @@ class Stops(TrainerCallback):
 """
 
 
-@pytest.mark.dear("an agent that is stopped and goes on, beside one that nothing disturbs")
+@pytest.mark.dear("an agent that is stopped and goes on, one that nothing disturbs, and its repeat")
 @pytest.mark.slow
-def test_a_stopped_agent_resumes_to_the_same_bits(called, mine):
+def test_a_stopped_agent_resumes_to_the_same_bits(called, mine, capsys):
     """Its environments draw random numbers, and are not those of before."""
     with (mine.parent / "mine.py").open("a") as module:
         module.write(STOPS)
     # each answer earns what the environment drew for its prompt
-    words = ("trainer.environment_factory=mine.Game", "reward=none", "tolerate.no_signal=true")
+    words = ("trainer.environment_factory=mine.Served", "reward=none", "tolerate.no_signal=true")
     words += ("metric=none", "trainer.args.max_steps=3", "trainer.args.max_completion_length=32")
     words += ("trainer.args.per_device_train_batch_size=4", "trainer.args.num_generations=2")
     words += ("callback.stops._target_=mine.Stops",)
@@ -566,9 +571,26 @@ def test_a_stopped_agent_resumes_to_the_same_bits(called, mine):
     assert called(*words, name="stopped").code == 0
     weights = [done.run.model / "model.safetensors" for done in (uninterrupted, stopped)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
-    paths = [done.run.folder / "completions.jsonl" for done in (uninterrupted, stopped)]
-    assert paths[0].read_bytes() == paths[1].read_bytes()
+    for name in ("completions.jsonl", "calls.jsonl"):
+        paths = [done.run.folder / name for done in (uninterrupted, stopped)]
+        assert paths[0].read_bytes() == paths[1].read_bytes()
     assert [row["step"] for row in read_rollouts(stopped.run.folder)][-1] == 3
+
+    # Its calls are played back without the service, until one is another.
+    (mine.parent / "away").touch()
+    reproduce = ["reproduce", str(uninterrupted.run), "trust=true"]
+    assert main(reproduce) == 0
+    assert "bit-equal" in capsys.readouterr().out
+    calls = read_rows(paths[0])
+    changed = next(row for row in calls if row["step"] == 2 and row["name"] == "Served.look")
+    changed["arguments"]["place"] = "elsewhere"
+    paths[0].write_text("".join(map(to_line, calls)))
+    assert main([*reproduce, "name=other"]) == 3
+    stderr = capsys.readouterr().err
+    assert f"calls.jsonl, step 2, call {changed['call']}" in stderr
+    assert "the first call that differs" in stderr
+    assert "Served.look asked {place:elsewhere}" in stderr
+    assert "live=true" in stderr
 
 
 @pytest.mark.slow

@@ -351,7 +351,7 @@ def test_a_class_that_hears_nothing_is_no_callback(train, mine, capsys):
     assert "callback.deaf" in capsys.readouterr().err
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("words", "where"),
     [
@@ -486,6 +486,7 @@ def test_averages_of_weights_go_on_where_they_were(train):
     assert average.read_bytes() == content
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("words", ["trainer=sft peft=lora", "trainer=ppo reward=length"])
 def test_averages_are_of_whole_models_alone(words, capsys):
     assert main([*words.split(), "callback=bema", "--dry-run"]) == 2

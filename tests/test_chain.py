@@ -55,6 +55,7 @@ def lay(tmp_path, monkeypatch):
 # --- The run that a word means ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_name_is_its_only_finished_run_or_the_best_of_several(lay):
     lay("sft", "b-02", state="failed")
     only = lay("sft", "a-01", eval_loss=0.3)
@@ -85,6 +86,7 @@ def test_a_run_whose_name_has_letters_beyond_ascii_is_found(lay):
         assert run.cfg["model"]["path"] == only
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("words", "key"),
     [
@@ -128,6 +130,7 @@ def test_a_run_among_options_is_refused_as_it_was_typed(lay):
 # --- An adapter as the start --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_adapter_is_merged_below_another_one_and_trained_further_without_one(lay):
     start = lay("sft", "a-01", peft=LORA)
     (run,) = composed("trainer=dpo", f"model.path={start}", "peft=lora")
@@ -162,6 +165,7 @@ def test_the_merge_that_nobody_typed_is_explained(lay, capsys):
     assert "merge: true" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_stage_means_the_same_before_the_one_below_it_has_trained(lay, tmp_path):
     path = tmp_path / "mine" / "experiment" / "chain.yaml"
     path.parent.mkdir(parents=True)

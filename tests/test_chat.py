@@ -133,6 +133,7 @@ def test_pieces_are_whole_characters(tokenizer):
 # --- One answer -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_prompt_gets_the_answer_of_predict(talk):
     words = ("model=tiny", f"prompt={QUESTION}", "temperature=0")
     answered = talk(*words)
@@ -145,6 +146,7 @@ def test_without_a_terminal_and_a_question_it_says_what_to_type(talk):
     assert 'prompt="<question>"' in talk("model=tiny", code=2).err
 
 
+@pytest.mark.slow
 def test_both_models_answer_under_their_names(talk, laid):
     run = laid("dataset=toy_sort")
     answered = talk(str(run), "against=start", f"prompt={QUESTION}", "temperature=0").out

@@ -212,6 +212,7 @@ def test_faults_name_the_line_of_the_file(here):
     assert fault.fix == "trainer.args.max_steps=5  (in own.yaml:3)"
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize(
     ("text", "where", "found"),
     [

@@ -440,7 +440,7 @@ def test_a_sampler_that_cannot_be_is_refused_before_the_start(words, found, fix)
 
 def test_the_fastest_settings_say_why_the_runner_samples_or_not():
     cases = {
-        "trainer=grpo": "sampler=runner: finished completions leave the batch",
+        "trainer=grpo": "sampler=runner: the same distribution",
         "trainer.args.repetition_penalty=1.2": "without sampler=runner: trainer.args.repetition_p",
         "trainer.args.generation_kwargs={bad_words_ids: [[1]]}": "without sampler=runner: trainer",
         "trainer.args.use_vllm=true": "sampler=vllm: as use_vllm was set",

@@ -206,6 +206,7 @@ def test_an_address_of_a_run_folder_is_reached_only_where_it_is_local_or_typed(
         assert f"launcher.address={address}" in stderr.replace("'", "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(find_spec("ray")), reason="ray is installed")
 def test_without_ray_the_install_hint_and_the_dry_run_work(runner):
     words = (*SHORT, "launcher=ray", "name=one")

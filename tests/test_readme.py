@@ -18,8 +18,10 @@ from laid import jobs_of
 from runner.__main__ import main
 from runner.command._option import options_of, split_options
 from runner.command._words import read_command_line
+from runner.config.choice import find_choice_faults
 from runner.config.composition import compose
 from runner.config.menu import read_menu
+from runner.config.override import parse
 from runner.dataset.form import FORMS_FOR
 from runner.errors import RunnerError
 from runner.launch.compose.stages import compose_runs
@@ -35,13 +37,42 @@ PAGES = [
 ]
 FIRST, *OTHERS = (page.read_text(encoding="utf-8") for page in PAGES)
 TEXT = "\n".join([FIRST, *OTHERS])
-BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT.replace("\\\n", ""), re.S)
-LINES_OF_BLOCKS = "\n".join(BLOCKS).splitlines()
-COMMANDS = [
-    line.rpartition("&& ")[2].partition(" | ")[0]
-    for line in LINES_OF_BLOCKS
-    if "python -m runner" in line
-]
+OF_A_PAGE = 3  # commands of each other page that the suite composes
+
+
+def lines_of_blocks(text):
+    """The lines that pages have for a shell."""
+    blocks = re.findall(r"```bash\n(.*?)```", text.replace("\\\n", ""), re.S)
+    return "\n".join(blocks).splitlines()
+
+
+def commands_of(text):
+    """The commands in the blocks of a page."""
+    lines = [line for line in lines_of_blocks(text) if "python -m runner" in line]
+    return [line.rpartition("&& ")[2].partition(" | ")[0] for line in lines]
+
+
+def commands_of_pages():
+    """All commands of the first page and a few of each other one, and then the rest."""
+    first = commands_of(FIRST)
+    others = []
+    for page in OTHERS:
+        commands = commands_of(page)
+        first += commands[:OF_A_PAGE]
+        others += commands[OF_A_PAGE:]
+    first = list(dict.fromkeys(first))
+    return first, [command for command in dict.fromkeys(others) if command not in first]
+
+
+LINES_OF_BLOCKS = lines_of_blocks(TEXT)
+FIRST_COMMANDS, OTHER_COMMANDS = commands_of_pages()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with the rows that commands name."""
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"prompt": "2+2?", "completion": "4"}\n')
 
 
 def write_experiment_files(command):
@@ -54,11 +85,29 @@ def write_experiment_files(command):
         write_config(Path("outputs/NAME/RUN"), compose([]).cfg)
 
 
+def jobs_of_command(line):
+    """The words of each run that a command starts; none if it starts none."""
+    if line.inspect or line.verb not in ("preview", "rehearse", "train"):
+        return []  # a missing name would not be read as a verb
+    return jobs_of(split_options(line.overrides, options_of(line.verb), line.verb).overrides)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("command", dict.fromkeys(COMMANDS))
-def test_every_command_composes_and_passes_the_check(command, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("rows.jsonl").write_text('{"prompt": "2+2?", "completion": "4"}\n')
+def test_every_command_chooses_options_that_there_are(folder):
+    menu = read_menu()
+    for command in [*FIRST_COMMANDS, *OTHER_COMMANDS]:
+        write_experiment_files(command)
+        line = read_command_line(shlex.split(command, comments=True)[3:])
+        if line.folders:
+            continue
+        for job in jobs_of_command(line):
+            assert list(find_choice_faults(parse(job), menu)) == [], command
+
+
+@pytest.mark.grid(len(FIRST_COMMANDS))
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [*FIRST_COMMANDS, *OTHER_COMMANDS])
+def test_every_command_composes_and_passes_the_check(command, capsys, folder):
     write_experiment_files(command)
     assert not set("<>") & set(command), "a shell would redirect"
     words = shlex.split(command, comments=True)[3:]
@@ -66,9 +115,7 @@ def test_every_command_composes_and_passes_the_check(command, capsys, tmp_path, 
     if line.inspect:
         assert main(words) == 0
         return
-    if line.verb not in ("preview", "rehearse", "train"):
-        return  # a missing name would not be read as a verb
-    for job in jobs_of(split_options(line.overrides, options_of(line.verb), line.verb).overrides):
+    for job in jobs_of_command(line):
         assert compose_runs(job, line.folders)
 
 

@@ -181,7 +181,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("words", "fix"), REFUSED, ids=[words for words, _ in REFUSED])
 def test_trl_refuses_before_torch_is_imported_and_the_fix_works(words, fix, capsys):
     assert main([*words.split(), "--dry-run"]) == 2

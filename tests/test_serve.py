@@ -165,6 +165,7 @@ def test_transformers_takes_the_words_and_needs_the_modules():
     assert all(f"is_{name}_available" in needed for name in (*SERVE_MODULES, "pydantic"))
 
 
+@pytest.mark.slow
 def test_an_adapter_is_merged_into_a_folder_that_goes(lay, capsys):
     run = lay(adapter=True)
     with prepared_server("vllm", read(run), 8123) as server:

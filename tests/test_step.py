@@ -144,6 +144,7 @@ def test_a_function_of_a_row_is_not_called_when_it_is_built():
     assert step(row={"a": 1}) == {"a": 1}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("word", "message"),
     [

@@ -183,7 +183,9 @@ def test_a_completion_that_is_masked_as_a_whole_keeps_its_tokens():
     turns = [{"role": "assistant", "content": ""}, {"role": "tool", "content": "7"}]
     assert finish_of("7 8 9", trained.ids, [0]) == "length"
     assert finish_of(turns, trained.ids, [0]) == "tool"
-    assert finish_of(turns, [7, 0], [0]) == "stop"
+    assert finish_of([*turns, {"role": "assistant", "content": "7"}], [7, 0], [0]) == "stop"
+    turns = [{"role": "assistant", "content": "", "tool_calls": [{}]}]
+    assert finish_of(turns, [7, 0], [0]) == "tool"
 
 
 def test_the_best_and_the_worst_of_the_first_prompts_are_chosen():

@@ -66,6 +66,7 @@ def test_the_first_job_of_a_long_range_does_not_list_it():
     assert sweep_axes.first_of(["hydra/sweeper=optuna", "seed=range(0,4294967295)"]) == ["seed=0"]
 
 
+@pytest.mark.slow
 def test_what_is_swept_names_a_run_first_as_it_was_typed(capsys):
     typed = ("trainer.args.logging_steps=9", "seed=0,1", "trainer=dpo", "learning_rate=1e-4,5e-5")
     words = (*typed, "peft=lora", "peft.r=16,32", "name=a")
@@ -86,6 +87,7 @@ def test_what_is_swept_names_a_run_first_as_it_was_typed(capsys):
     assert mapping.command[-2:] == ["trainer.args.max_steps=4", "name=a"]
 
 
+@pytest.mark.slow
 def test_a_sweep_over_models_or_rows_of_ones_own_has_one_name(tmp_path, capsys):
     for file in ("a.jsonl", "b.jsonl", "c.jsonl"):
         Path(file).write_text('{"prompt": "1", "completion": "2"}\n' * 8)
@@ -454,7 +456,7 @@ def test_threads_of_a_forked_process_that_compute_first_find_their_pool():
 def test_a_child_of_a_dead_driver_saves_its_step(tmp_path):
     script = (
         "import os, signal, sys, time\n"
-        "from runner.launch.processes import set_parent_death_signal\n"
+        "from runner.io.server_process import set_parent_death_signal\n"
         "def end(*_):\n    open(sys.argv[1], 'w').write('saved')\n    os._exit(0)\n"
         "parent, child = os.getpid(), os.fork()\n"
         "if child == 0:\n"

@@ -795,6 +795,7 @@ def test_a_share_is_drawn_from_0_to_1_and_a_percentage_as_it_is(tmp_path):
     assert not share
 
 
+@pytest.mark.slow
 def test_numbers_are_shown_as_they_were_typed_and_sorted_as_numbers(tmp_path):
     rates = {"5e-5": 0.2, "1e-4": 0.3, "1.0e-3": 0.4, "": 0.1}
     for typed, score in rates.items():

@@ -180,6 +180,7 @@ def test_project_entity_and_mode_reach_a_tracker_by_its_own_variables(name, vari
     assert Tracking.read(node | {"environment": typed}).variables.items() >= typed.items()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("words", "where", "told"),
     [
@@ -201,6 +202,7 @@ def test_a_key_that_one_of_several_trackers_takes_is_taken():
     assert composed.experiment.tracker.variables["WANDB_PROJECT"] == "x"
 
 
+@pytest.mark.slow
 def test_a_mode_that_sends_is_typed_and_in_no_file_of_others(tmp_path):
     (tmp_path / "experiment").mkdir()
     text = "# @package _global_\ndefaults: [{override /tracker: comet_ml}]\n"
@@ -489,6 +491,7 @@ def test_sync_sends_a_run_once_and_then_what_it_has_logged_since(over, capfd):
     assert "a tracker that takes it" in capfd.readouterr().err
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [

@@ -149,7 +149,7 @@ def test_layers_that_cannot_be_fully_trained_are_reported():
         train_beside(load(), PromptTuningConfig(num_virtual_tokens=2), ["norm"])
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("words", "where"),
     [

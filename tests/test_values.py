@@ -113,6 +113,7 @@ def test_bounds_are_in_order(capsys):
     )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("decay", [0.8, 0])
 def test_a_number_that_must_be_below_zero(decay, capsys):
     refusal = refuse(capsys, f"optimizer=adafactor optimizer.decay_rate={decay}")
@@ -141,6 +142,7 @@ def test_an_empty_list_of_numbers(capsys):
     assert "no number" in refusal
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
@@ -176,7 +178,7 @@ def test_a_token_that_the_model_has_none_of(capsys):
 # --- Mappings that a library reads late ---
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("words", "where", "fix"),
     [
@@ -441,6 +443,7 @@ def test_the_blocks_of_an_adapter_divide_its_layers(capsys):
     refuse(capsys, "peft=oft peft.oft_block_size=4", code=0)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("target", "fields"),
     [

@@ -66,6 +66,7 @@ def test_a_version_that_was_not_tried_is_refused_in_words(
     assert f"type      pip install '{wanted}', or tolerate.versions=true" in error
 
 
+@pytest.mark.slow
 def test_a_version_that_was_not_tried_is_refused_by_the_public_command_before_torch(
     tmp_path, runner
 ):

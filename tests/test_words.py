@@ -173,7 +173,7 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         assert re.search(rf"^  {key}: .* {re.escape(ours)}$", stdout, re.MULTILINE), stdout
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "fixes"),
     [
@@ -495,6 +495,7 @@ def test_the_menu_of_the_working_folder_is_used_and_that_is_said(tmp_path, monke
         assert not capsys.readouterr().err.startswith("conf ")
 
 
+@pytest.mark.slow
 def test_the_conf_of_another_application_adds_options_and_changes_nothing(
     tmp_path, monkeypatch, capsys
 ):

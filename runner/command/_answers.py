@@ -17,7 +17,7 @@ from runner.schema.literal import number
 from runner.schema.text import Node
 
 Request = InferenceRequest[Options]
-PARTS = ("model", "dataset", "quant")  # on which the answers depend
+PARTS = ("model", "dataset", "environment", "quant")  # on which the answers depend
 SHOWN_COMPLETIONS = 3
 
 

@@ -181,7 +181,7 @@ def _offered_tools(request: Request, conversation: Conversation) -> Agent | None
     """The tools of a run, which show what they do; None without any."""
     if not request.options.tools:
         return None
-    agent = request.build_agent()
+    agent = request.build_agent(has_rows=False)
     if agent is None:
         return None
     if agent.environments is not None:

@@ -18,7 +18,7 @@ from runner.schema.text import Node
 from runner.validate.mismatches import find_metric_faults
 
 # Keys of the configuration that both sides of a comparison share.
-SHARED = ("dataset", "metric", "reward", "allow", "seed", "tolerate")
+SHARED = ("dataset", "environment", "metric", "reward", "allow", "seed", "tolerate")
 
 
 def build_sides(line: CommandLine) -> list[Side]:
@@ -84,7 +84,8 @@ def _select_parts(request: Request) -> tuple[Request, list[str]]:
         reward = None
     if reward_fault and reward:
         faults.append(reward_fault)
-    if request.options.against is not None and not reward:
+    earns = reward or request.cfg.get("environment")
+    if request.options.against is not None and not earns:
         has_answers = fits(request.experiment.dataset.form, "answer")
         faults.append(
             Fault(

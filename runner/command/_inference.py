@@ -68,12 +68,16 @@ class ModelRequest(Generic[Meant]):
         settings = {name: getattr(self.options, name) for name in SAMPLING if name != "seed"}
         return Sampling(**settings, rows=rows, max_length=context_length(model))
 
-    def build_agent(self) -> Agent | None:
-        """The tools and environments of the run; None where it has none."""
+    def build_agent(self, *, has_rows: bool = True) -> Agent | None:
+        """The tools and environments of the run; None where it has none.
+
+        An environment of the experiment begins with one of its rows, if the request ``has_rows``.
+        """
         from runner.training.components.tools import agent_of, build_functions
 
         trainer = self.experiment.trainer
-        return agent_of(trainer, build_functions(trainer, self.experiment.environment))
+        environment = self.experiment.environment if has_rows else None
+        return agent_of(trainer, build_functions(trainer, environment))
 
     def folder(self, name: str) -> Path:
         """The folder of this name for what is written: in the run, or beside the runs."""
@@ -106,6 +110,8 @@ class InferenceRequest(ModelRequest[Options]):
         functions = functions_of(trainer.node)
         files = {name: self.cfg.get(name) for name in ("model", "dataset", "peft")}
         facts = {name: self.cfg.get(name) for name in parts}
+        if facts.get("environment") is None:  # so were all, before there were environments
+            facts.pop("environment", None)
         facts["limit"] = options.limit
         facts["set"] = options.set
         facts["n"] = options.n
@@ -159,7 +165,7 @@ class InferenceRequest(ModelRequest[Options]):
             self.build_sampling(model, rows),
             options.seed,
             self.samples,
-            agent=self.build_agent(),
+            agent=self.build_agent(has_rows=getattr(self.options, "prompt", None) is None),
             sampler=sampler,
         )
 

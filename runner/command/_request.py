@@ -39,8 +39,10 @@ from runner.validate.configuration import find_all_faults, find_forbidden
 from runner.validate.hub_names import settle_hub
 
 # The parts of a configuration that are used, and the keys of its top level.
-PARTS = ("model", "dataset", "quant", "metric", "reward")
+PARTS = ("model", "dataset", "environment", "quant", "metric", "reward")
 SETTINGS = ("allow", "output_root")
+# The dataset of an environment that makes its rows.
+OF_ENVIRONMENT = "runner.generate.environment.rows.environment_rows"
 
 
 def read_request(
@@ -63,7 +65,9 @@ def read_request(
     options = with_defaults(options, asked.cfg, is_greedy=line.verb == "predict")
     if options.engine == "vllm":
         check_library("vllm", "engine")
-    name = _name_of_rows(_typed(split.overrides).get("dataset", ""), options.file, asked.cfg)
+    typed = _typed(split.overrides)
+    word = typed.get("environment") or typed.get("dataset", "")
+    name = _name_of_rows(word, options.file, asked.cfg)
     return InferenceRequest(options, asked.cfg, asked.run, asked.weights, asked.chosen, name)
 
 
@@ -180,8 +184,12 @@ def _compose(run: Run | None, overrides: Sequence[str], folders: Sequence[Path])
         # This trainer keeps the rewards that a dataset brings.
         composed = draft(["trainer=grpo", *fresh], folders).cfg
         composed_keys = chosen | set(SETTINGS)
-        if "dataset" in chosen:
+        if "environment" in chosen:
+            composed_keys |= {"dataset", "metric", "reward"}
+        elif "dataset" in chosen:
             composed_keys |= {"metric", "reward"}
+            if (cfg["dataset"] or {}).get("_target_") == OF_ENVIRONMENT:
+                composed_keys.add("environment")  # whose rows are not asked
         cfg |= {key: composed.get(key) for key in composed_keys}
         cfg["allow"] = cfg["allow"] or []
     changes = [word for word in overrides if word not in fresh]

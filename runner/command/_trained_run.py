@@ -19,7 +19,12 @@ from runner.run.weights import find_weights
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-PARTS = ("model", "dataset", "quant")  # of a configuration, which a model is asked with
+PARTS = (
+    "model",
+    "dataset",
+    "environment",
+    "quant",
+)  # of a configuration, which a model is asked with
 
 
 @dataclass(frozen=True, repr=False)

@@ -8,10 +8,12 @@ from runner.command._option import read_options
 from runner.command._verdict import judge_reproduction
 from runner.command.reproduce_options import Options
 from runner.errors import ConfigError, Fault
+from runner.io.files import CALLS
 from runner.io.terminal import print_visible
 from runner.launch.by_launcher import launch
 from runner.report.facts import split_command, words_of
 from runner.run import open_run, write_manifest
+from runner.run.adjustments import read_adjustments
 from runner.run.record import RunRecord, check_finished, check_whole, find_runs, read_run
 from runner.validate.configuration import find_dangers, find_frozen_faults
 from runner.validate.values_at_keys import MAX_NAME_LETTERS, is_folder_name
@@ -46,14 +48,26 @@ def main(line: CommandLine) -> int:
         print(f"finished  {again} already; it is compared as it is")
     else:
         print(f"run       {again}", flush=True)
+        replays = None if options.live else _calls_to_play(run)
         # The log-probabilities of the reference may not be kept here, or no longer.
-        write_manifest(again, reference=run.manifest.get("reference"))
+        write_manifest(again, reference=run.manifest.get("reference"), replays=replays)
         code = launch(again, line.debug)
         if code:
             return code
     verdict = judge_reproduction(run, read_run(again.folder), unmatched, options.tolerance)
     print_visible(verdict)
     return 0
+
+
+def _calls_to_play(run: RunRecord) -> str | None:
+    """The folder whose calls of tools and environments are played back, if it has all of them.
+
+    A run that went back to an earlier step has those of its last try alone.
+    """
+    if not (run.folder / CALLS).exists() or read_adjustments(run.folder):
+        return None
+    print(f"plays     the calls of {run} back, live=true calls anew")
+    return str(run.folder.resolve())
 
 
 def _check_options(options: Options, run: RunRecord) -> None:

@@ -14,6 +14,8 @@ HELP = (
     "is 0 where both are equal, and 3 where they are not; reproduction.json keeps the verdict.",
     {
         "tolerance=1e-3": "numbers may differ by so much of themselves, and the weights with them",
+        "live=true": "tools and environments are called anew; otherwise they answer as they did in "
+        "the run, without what they need, and the first call that differs ends the training",
         "name=<name>": "instead of <name>-again",
         "trust=true": "trust a configuration that names what is not on the list, as for runs made "
         "with allow=[...]",
@@ -29,4 +31,5 @@ class Options:
     tolerance: NotNegative = 0.0
     name: str | None = None
     trust: bool = False
+    live: bool = False
     output_root: str = "outputs"

@@ -13,6 +13,7 @@ from trl import RichProgressCallback
 from runner.command._finish import finish
 from runner.command._upload import open_run_repository
 from runner.dataset.loaded_rows import forget_damaged
+from runner.generate.environment.contract import close_sources
 from runner.run import Run, add_notes
 from runner.run.continuation import begin_from, copy_history, other_run
 from runner.run.seal import last_checkpoint, step_of
@@ -31,6 +32,14 @@ def train(run: Run, stop: StopRequest) -> None:
     Raises Interrupted after a signal.
     """
     open_run_repository(run)
+    try:
+        _train_until_finished(run, stop)
+    finally:
+        close_sources()
+
+
+def _train_until_finished(run: Run, stop: StopRequest) -> None:
+    """Build the components and train, again after each adjustment of the run."""
     while True:
         try:
             components = build_components(run, stop)

@@ -4,8 +4,9 @@ Sampling: ``sampler`` (prompts -> token ids; the one loop that samples, used by 
 predictions and callbacks), ``vllm_engine`` and ``vllm_server`` (vLLM in its place, in this process
 or elsewhere, with weights that ``vllm_worker`` lets it take on a CPU), ``padding`` (rows of unlike
 length -> batches of so many tokens), ``completion`` (rows -> completions as text), ``agent``
-(completions of several turns with tools) and ``tool_guard`` (the tools themselves, in time and
-checked).
+(completions of several turns with tools), ``episode`` (one of them, and what its environment is
+asked), ``environment`` (environments by name) and ``tool_guard`` (the methods and tools themselves,
+in time and checked).
 
 Figures: ``answer_reader`` (known answers), ``reward_model`` (completions -> scores), ``earned``
 (what completions earn of all rewards) and ``judge`` (metrics and rewards on answers of both kinds).

@@ -50,6 +50,14 @@ class Agent:
     # Called with each turn as it is made.
     on_turn: Callable[[TurnDict], object] = lambda turn: None
 
+    @property
+    def calls_tools(self) -> bool:
+        """True where the model may call tools; otherwise an environment only responds."""
+        environment = self.environments
+        if self.tools or not isinstance(environment, Environment):
+            return True
+        return environment.has_tools
+
     def _environment(self, row: Row) -> Any:
         """A new environment for a row, None without any."""
         make = self.environments

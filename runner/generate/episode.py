@@ -153,7 +153,8 @@ def earn(episodes: Sequence[Episode], environment: Environment) -> None:
         if not episode.has_failed:
             episode.earned = _by_name(paid, environment, type(episode.environment).__name__)
     if episodes and all(episode.has_failed for episode in episodes):
-        raise DataError(environment.failures[-1])
+        last = environment.failures[-1]
+        raise DataError(replace(last, found=f"every episode of a batch failed; {last.found}"))
 
 
 def _by_name(paid: Any, environment: Environment, class_name: str) -> Earned:

@@ -21,6 +21,7 @@ from transformers.utils import get_json_schema
 
 from runner.config.experiment import TrainerPart
 from runner.errors import ConfigError, DataError, Fault, RunnerError, describe
+from runner.generate.call_log import CallLog
 from runner.generate.episode import NO_TOOLS, RESET, RESPOND, REWARD, Tool, methods_of
 from runner.io.turns import text_of
 from runner.reward.answer import check_answer
@@ -76,6 +77,9 @@ class Guard:
         async def call_later(*args: object, **arguments: object) -> object:
             self.awaited += 1
             if self.awaited == 1:
+                # A coroutine that lets no other one run is interrupted, and has failed then.
+                self.undisturbed.enter_context(contextlib.suppress(TimeoutError))
+                self.undisturbed.enter_context(within(2 * self.seconds, TimeoutError))
                 self.undisturbed.enter_context(self._undisturbed(arguments))
             try:
                 with self._explained(arguments, where):
@@ -163,7 +167,11 @@ class Guard:
 
 
 def guard_tool(
-    call: object, where: str, bound: Mapping[str, object], seconds: float = SECONDS
+    call: object,
+    where: str,
+    bound: Mapping[str, object],
+    seconds: float = SECONDS,
+    calls: CallLog | None = None,
 ) -> Tool:
     """A function that a model may call, with some of its arguments bound.
 
@@ -181,22 +189,32 @@ def guard_tool(
     function: Any = call if inspect.isroutine(call) else call.__call__
     name = getattr(call, "__name__", type(call).__name__)
     guard = Guard(name, seconds)
-    return guard.guard(function, check_text, bound, where)
+    guarded = guard.guard(function, check_text, bound, where)
+    return calls.recorded(guarded, name) if calls else guarded
 
 
 def guard_environment(
-    make: Callable[[], object], where: str, seconds: float = SECONDS
+    make: Callable[[], object],
+    where: str,
+    seconds: float = SECONDS,
+    calls: CallLog | None = None,
+    target: object = None,
 ) -> Callable[[], object]:
     """A maker of the same environments with guarded methods.
 
-    The first that cannot be used raises ConfigError.
+    The first that cannot be used raises ConfigError. Where calls are played back, an environment is
+    an empty object of its class: its ``target`` makes none.
     """
 
     def make_guarded() -> object:
-        with undisturbed(where, []):
-            environment = make()
-        kind: Any = type(environment)
-        guarded_class = _guarded_class(kind, where, seconds)
+        kind: Any = calls.played_class(target) if calls else None
+        if kind is not None:
+            environment = kind.__new__(kind)
+        else:
+            with undisturbed(where, []):
+                environment = make()
+            kind = type(environment)
+        guarded_class = _guarded_class(kind, where, seconds, calls)
         # Environments may be frozen.
         object.__setattr__(environment, "__class__", guarded_class)
         return environment
@@ -205,7 +223,7 @@ def guard_environment(
 
 
 @functools.cache  # since a trainer takes each class for one reward
-def _guarded_class(kind: type, where: str, seconds: float) -> type:
+def _guarded_class(kind: type, where: str, seconds: float, calls: CallLog | None) -> type:
     """The class with its public methods guarded."""
     methods = methods_of(kind)
     # TRL calls this method, and awaits nothing; in the environment of an experiment we do.
@@ -224,7 +242,10 @@ def _guarded_class(kind: type, where: str, seconds: float) -> type:
     for name, method in methods.items():
         guard = Guard(f"{kind.__name__}.{name}", seconds, ends=name in NO_TOOLS)
         check = CHECKS.get(name, check_text)
-        attributes[name] = guard.guard(method, check, {}, where)
+        guarded = guard.guard(method, check, {}, where)
+        if calls is not None:
+            guarded = calls.recorded(guarded, guard.name, of_environment=True)
+        attributes[name] = guarded
     return type(kind.__name__, (kind,), attributes)
 
 

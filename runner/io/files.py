@@ -34,7 +34,14 @@ LEFT_BY_WRITES = re.compile(r"\..+\.(json|jsonl|yaml)\.[0-9a-f]{16}")
 # ... and, as a pattern, of what ``set_aside`` has renamed.
 ASIDE = f".*.{16 * '[0-9a-f]'}.removed"
 # The files of rows in a run folder.
-ROWS = ("metrics.jsonl", "samples.jsonl", "completions.jsonl", "checkpoints/completions.jsonl")
+CALLS = "calls.jsonl"  # of tools and environments
+ROWS = (
+    "metrics.jsonl",
+    "samples.jsonl",
+    "completions.jsonl",
+    "checkpoints/completions.jsonl",
+    CALLS,
+)
 # How many bytes at the end of a file of rows are read first; a step seldom writes as much.
 END_BYTES = 1 << 14
 

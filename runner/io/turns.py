@@ -46,6 +46,13 @@ def text_of(side: str | Turns) -> str:
     return "".join(part.get("text") or "" for part in content)
 
 
+def ends_with_tool(side: str | Turns) -> bool:
+    """True for a completion whose last turn is the answer of a tool, or calls one."""
+    if isinstance(side, str) or not side:
+        return False
+    return side[-1]["role"] == "tool" or bool(side[-1].get("tool_calls"))
+
+
 def dialogue(side: str | Turns) -> str:
     """A completion as one text: what each turn says, which tools it calls, and what they answer."""
     if isinstance(side, str):

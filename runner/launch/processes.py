@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from runner.config.experiment import LauncherPart, ModelPart
 from runner.io.files import PACKAGE
+from runner.io.server_process import set_parent_death_signal
 from runner.io.temporary import temporarily
 
 # Seconds that a run has to end its step and save it, where launcher.grace_seconds is null.
@@ -120,22 +121,12 @@ def python_words(module: str) -> list[str]:
         f"sys.path.insert(0, {str(PACKAGE.parent)!r})",
         "import runner",
         f"sys.path[:] = {sys.path!r}",
-        "from runner.launch.processes import set_parent_death_signal",
+        "from runner.io.server_process import set_parent_death_signal",
         f"set_parent_death_signal({os.getpid()})",
         "import runpy",
         f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)",
     ]
     return [sys.executable, "-u", "-P", "-c", "; ".join(statements)]
-
-
-def set_parent_death_signal(parent: int) -> None:
-    """Have this process asked to save its step and end when its parent is gone."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it was quicker
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 # --- How they end ---------------------------------------------------------------------------------

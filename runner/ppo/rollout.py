@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runner.generate.completion import Completion
 from runner.generate.padding import pad, split_by_tokens
-from runner.io.turns import Row
+from runner.io.turns import Row, ends_with_tool
 from runner.ppo.batching import MicroBatch, fill_by_tokens
 
 
@@ -182,6 +182,9 @@ class Rollout:
             rewards = {}
             for name, value in zip(names, sums, strict=True):
                 rewards[name] = None if math.isnan(value) else value
+            finish = completion.finish
+            if ends_with_tool(completion.answer):
+                finish = "tool"
             rows.append(
                 {
                     "prompt": completion.prompt,
@@ -190,7 +193,7 @@ class Rollout:
                     "reward": reward,
                     "advantage": advantage,
                     "tokens": len(completion.token_ids),
-                    "finish": completion.finish,
+                    "finish": finish,
                 }
             )
         return rows

@@ -12,6 +12,7 @@ from runner.config.composition import compose, differences
 from runner.config.resolution import NO_VALUE
 from runner.errors import ConfigError, RunnerError
 from runner.report.axis import MISSING, TOP_KEYS, comparable_part
+from runner.report.calls import count_calls, first_different_call
 from runner.report.facts import DIGEST_LETTERS, facts_of, split_command, typed_numbers, words_of
 from runner.report.number import format_difference, format_typed, format_value
 from runner.report.score import informative
@@ -87,9 +88,31 @@ def sections_of(ours: RunRecord, theirs: RunRecord) -> list[Section]:
             rows.append(SectionRow(name, our_text, their_text))
         is_unknown = not our_facts and not their_facts[subject]
         sections.append(Section(subject, rows, unknown=is_unknown))
+    calls = _call_section(ours, theirs)
+    if calls is not None:
+        sections.append(calls)
     sections.append(_score_section("results", ours.after, theirs.after))
     sections.append(_score_section("last metrics", _last_metrics(ours), _last_metrics(theirs)))
     return sorted(sections, key=lambda section: len(section.rows))
+
+
+def _call_section(ours: RunRecord, theirs: RunRecord) -> Section | None:
+    """The calls of tools and environments: how many failed, and the first that differs.
+
+    None where neither run has any.
+    """
+    our_counts = count_calls(ours)
+    their_counts = count_calls(theirs)
+    if not our_counts and not their_counts:
+        return None
+    rows = []
+    for name, our_text, their_text in differences(our_counts, their_counts):
+        rows.append(SectionRow(name, _cell_text(our_text), _cell_text(their_text)))
+    first = first_different_call(ours, theirs)
+    if first is not None:
+        name = f"the first that differs: step {first.step}, {first.place}"
+        rows.append(SectionRow(name, first.ours, first.theirs))
+    return Section("calls", rows)
 
 
 def _score_section(title: str, ours: Mapping[str, float], theirs: Mapping[str, float]) -> Section:
@@ -152,6 +175,12 @@ def deviations(ours: RunRecord, theirs: RunRecord) -> list[Deviation]:
         our_line = our_lines.get(step, {})
         their_line = their_lines.get(step, {})
         found += _deviations_in("metrics.jsonl", our_line, their_line, step)
+    call = first_different_call(ours, theirs)
+    if call is not None:
+        deviation = Deviation("calls.jsonl", call.step, call.place, call.ours, call.theirs)
+        # The call is the reason of what differs in its step.
+        before = [other for other in found if (other.step or 0) < call.step]
+        found.insert(len(before), deviation)
     found += _deviations_in("scores before", ours.before, theirs.before)
     found += _deviations_in("scores after", ours.after, theirs.after)
     found += _deviations_in("model", _weight_digests(ours), _weight_digests(theirs))

@@ -45,20 +45,21 @@ NOT_COLUMNS = (
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 # Errors of the machine, and not of what a reward was given.
 OF_THE_MACHINE = (ConnectionError, MemoryError, ImportError)
+# The columns that are kept of scored completions; not every trainer gives the last one.
+SCORED = ("prompts", "completions", "completion_ids")
 
 
 @dataclass
 class ScoredCompletions:
     """The completions that rewards were asked for last, and what each of them earned."""
 
-    # As a trainer gives them: ``prompts``, ``completions`` and, by most, ``completion_ids``.
     columns: Arguments = field(default_factory=dict)
     answers: dict[str, Answer] = field(default_factory=dict)  # by the names of the rewards
 
     def add(self, name: str, answer: Answer, columns: Arguments) -> None:
         """Note what a reward has answered; other completions take the place of those before."""
         if columns["completions"] is not self.columns.get("completions"):
-            self.columns = columns
+            self.columns = {name: columns[name] for name in SCORED if name in columns}
             self.answers = {}
         self.answers[name] = answer
 

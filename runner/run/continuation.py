@@ -15,7 +15,7 @@ from runner.config.batch import MADE
 from runner.config.experiment import Experiment
 from runner.config.machines import words_for
 from runner.errors import ConfigError, Fault, FolderError
-from runner.io.files import read_json, write_json
+from runner.io.files import CALLS, read_json, write_json
 from runner.run.find import find_run
 from runner.run.folder import Run, held
 from runner.run.key import folder_of, lasting, made_of_batch
@@ -167,7 +167,7 @@ def copy_history(run: Run, other: Run) -> None:
 
     The start model of both is the same.
     """
-    for name in ("metrics.jsonl", "samples.jsonl"):
+    for name in ("metrics.jsonl", "samples.jsonl", "completions.jsonl", CALLS):
         if (other.folder / name).exists() and not (run.folder / name).exists():
             shutil.copyfile(other.folder / name, run.folder / name)
     before = (read_json(other.folder / "scores.json") or {}).get("before")

@@ -1,11 +1,12 @@
 """The history of a run: the lines that it logged, and the completions that it sampled."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from runner.io.files import JsonObject, read_rows
+from runner.io.files import JsonObject, open_own, read_rows, read_step
 from runner.io.turns import dialogue
 
 # Numbers beyond these are taken for none: differences and means of larger ones have no float.
@@ -69,6 +70,15 @@ def read_rollouts(folder: Path) -> list[JsonObject]:
     """A few completions that a training has learnt from, at each logged step."""
     rows = read_rows(folder / SAMPLE_FILES[0])
     return [row for row in rows if row.get("source") == ROLLOUT and _is_sample(row)]
+
+
+def iterate_calls(path: Path, after: int = -1) -> Iterator[JsonObject]:
+    """The calls of a ``calls.jsonl`` (``generate.call_log``) that belong to later steps."""
+    with contextlib.suppress(FileNotFoundError), open_own(path, "rb") as file:
+        for line in file:
+            row = read_step(line)
+            if row and row["step"] > after and isinstance(row.get("name"), str):
+                yield row
 
 
 def _is_sample(row: JsonObject) -> bool:

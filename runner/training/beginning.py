@@ -45,6 +45,9 @@ def _record_start(run: Run, components: Components, source: Run | None) -> None:
     """Write the facts of this start into the manifest; FolderError where the source's differ."""
     facts = collect_facts(components, run.experiment)
     manifest = run.manifest()
+    packages = facts["data"].get("environment")
+    if packages:
+        facts["versions"] = packages | (manifest.get("versions") or {})
     if source:
         FolderError.refuse(find_other_facts(source.manifest(), facts))
     if source and source != run:

@@ -15,6 +15,7 @@ from transformers import Trainer
 
 from runner.config.experiment import Experiment
 from runner.dataset.loaded_rows import fingerprint
+from runner.generate.environment.contract import package_versions
 from runner.generate.sampler import Model
 from runner.io.files import JsonObject
 from runner.model.chat import tokenizer_hash
@@ -37,14 +38,18 @@ def collect_facts(components: Components, experiment: Experiment) -> JsonObject:
     disk = disk_needed(trainer, components.seal)
     disk["model"] += _bytes_below(experiment, policy_of(trainer))
     precomputes = getattr(args, "precompute_ref_log_probs", None)
+    data: JsonObject = {
+        "train": describe_rows(components.train_rows),
+        "eval": describe_rows(components.held_out),
+    }
+    packages = package_versions(experiment.environment)
+    if packages:
+        data["environment"] = packages
     return {
         "disk": disk,
         "reference": REFERENCE_TIMES[precomputes],
         "tokenizer": {"fingerprint": tokenizer_hash(components.tokenizer)},
-        "data": {
-            "train": describe_rows(components.train_rows),
-            "eval": describe_rows(components.held_out),
-        },
+        "data": data,
         "model": _describe_model(trainer),
         "hardware": _describe_hardware(args.world_size),
     }

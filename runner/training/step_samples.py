@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Trainer
 
 from runner.io.files import JsonObject, replace_rows
-from runner.io.turns import TEMPLATE_ARGUMENTS
+from runner.io.turns import TEMPLATE_ARGUMENTS, Turns, ends_with_tool
 from runner.model.encoding import encode_prompt, stop_ids
 from runner.reward.panel import ScoredCompletions, watch_reward
 from runner.run.history import ROLLOUT, plain_text
@@ -71,7 +71,9 @@ class StepSamples:
         """Note a batch of which the loss is computed."""
         self._take_scored()
         if all(name in batch for name in (*PROMPT, *COMPLETION)):
-            self.batches.append(batch)
+            # Without what else is in it, such as images.
+            read = {name: batch[name] for name in (*PROMPT, *COMPLETION)}
+            self.batches.append({**read, "advantages": batch.get("advantages")})
 
     def _take_scored(self) -> None:
         if self.scored.columns:
@@ -204,8 +206,9 @@ def is_due(trainer: Trainer) -> bool:
 def read_batch(batch: Mapping[str, Tensor], pad: int | None) -> Iterator[TrainedCompletion]:
     """The completions of a batch as a trainer of TRL gives it to ``compute_loss``."""
     advantages: list[float | None] = [None] * len(batch["prompt_ids"])
-    if "advantages" in batch and batch["advantages"].dim() == 1:
-        advantages = batch["advantages"].tolist()
+    known = batch.get("advantages")
+    if known is not None and known.dim() == 1:
+        advantages = known.tolist()
     for row, advantage in enumerate(advantages):
         prompt_ids, prompt_mask = (batch[name][row] for name in PROMPT)
         ids, mask = (batch[name][row] for name in COMPLETION)
@@ -223,13 +226,11 @@ def without_padding(ids: Sequence[int], pad: int | None) -> list[int]:
     return list(ids[:length])
 
 
-def finish_of(completion: object, ids: Sequence[int], ends: Sequence[int]) -> str:
-    """The reason why a completion ended: stop, tool (it had no room after one), or length."""
-    if ids and ids[-1] in ends:
-        return "stop"
-    if isinstance(completion, list) and completion[-1]["role"] == "tool":
+def finish_of(completion: str | Turns, ids: Sequence[int], ends: Sequence[int]) -> str:
+    """The reason why a completion ended: tool (nothing follows one), stop, or length."""
+    if ends_with_tool(completion):
         return "tool"
-    return "length"
+    return "stop" if ids and ids[-1] in ends else "length"
 
 
 def choose_rows(candidates: Sequence[JsonObject]) -> list[JsonObject]:

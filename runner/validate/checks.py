@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from runner.errors import Fault
 from runner.validate import adapter_parts, effect, parts, passed_on, strategy, training_fields
 from runner.validate.context import ValidationContext
+from runner.validate.environment_parts import find_episode_faults
+from runner.validate.environments import find_environment_id_faults
 from runner.validate.loss_parts import find_objective_faults
 from runner.validate.optimizer_parts import find_expression_faults, find_optimizer_faults
 from runner.validate.sampler_parts import find_sampler_faults
@@ -17,6 +19,7 @@ PART_CHECKS: list[Check] = [
     parts.find_missing_reward,
     parts.find_weighting_faults,
     parts.find_missing_teacher,
+    find_episode_faults,
     adapter_parts.find_quantised_faults,
     adapter_parts.find_pattern_value_faults,
     adapter_parts.find_useless_adapter_faults,
@@ -26,6 +29,7 @@ PART_CHECKS: list[Check] = [
     strategy.find_split_quantised_faults,
     strategy.find_spread_faults,
     strategy.find_group_size_faults,
+    find_environment_id_faults,
     find_optimizer_faults,
     find_expression_faults,
     find_sampler_faults,

@@ -124,6 +124,8 @@ def find_frozen_faults(cfg: Config, place: str) -> Iterator[Fault]:
     ``place`` is the file that holds it.
     """
     dangerous_keys = {danger.where for danger in _find_all_dangers(cfg)}
-    for fault in find_all_faults(cfg) or find_mismatches(cfg, read_menu()):
+    allow = cfg.get("allow")
+    allowed = allow if isinstance(allow, list) else ()
+    for fault in find_all_faults(cfg, allow=allowed) or find_mismatches(cfg, read_menu()):
         if fault.where not in dangerous_keys:
             yield replace(fault, fix=f"mend {place}, or take another run")

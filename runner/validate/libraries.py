@@ -37,6 +37,8 @@ WANTED: dict[str, list[NeededLibrary]] = {
         NeededLibrary(r"runner\.metric\.reference\.rouge", "rouge_score", "rouge-score"),
         NeededLibrary(r"runner\.metric\.harness\.lm_eval", "lm_eval", "lm-eval"),
         NeededLibrary(f"{ENVIRONMENT}reasoning_gym\\..*", "reasoning_gym", "reasoning-gym"),
+        NeededLibrary(f"{ENVIRONMENT}verifiers\\..*", "verifiers", "verifiers"),
+        NeededLibrary(f"{ENVIRONMENT}openenv\\..*", "openenv", "openenv-core"),
         NeededLibrary(SERVED_TRAINER, "vllm", "vllm"),
         NeededLibrary(SERVED_TRAINER, "requests", "requests"),
         NeededLibrary(r"trl\.experimental\.async_\w+\.\w+Trainer", "kernels", "kernels"),

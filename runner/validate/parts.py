@@ -106,7 +106,8 @@ def find_weighting_faults(context: ValidationContext) -> Iterator[Fault]:
     if context.args.get("reward_model_path"):
         count += 1
     weights = context.args.get("reward_weights")
-    if isinstance(weights, list) and _has_reward(context) and len(weights) != count:
+    is_counted = _has_reward(context) and not context.cfg.get("environment")
+    if isinstance(weights, list) and is_counted and len(weights) != count:
         rewards = "1 reward" if count == 1 else f"{count} rewards"
         yield Fault(
             where="trainer.args.reward_weights",

@@ -162,6 +162,12 @@ RISKS = [
     _risk(SENDS_FIGURES, is_sending_callback, "_target_"),
     _risk(SENDS_FIGURES, is_sending_mode, r"tracker\.mode"),
     _risk(SENDS_FIGURES, bool, r"deepspeed\.(.*\.)?(wandb|comet)\.enabled"),
+    _risk("runs a program", bool, r"environment\.command"),
+    _risk(
+        "imports a module, or leads elsewhere",
+        bool,
+        r"environment\.config\.(?:.*\.)?(?:id|fn|judges|harness|runtime|client|skills|interception)",
+    ),
     _risk(SENDS_TEXTS, bool, "url"),
     _risk(SENDS_TEXTS, is_host_elsewhere, r"\w*server_host"),
     _risk(

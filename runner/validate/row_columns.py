@@ -44,8 +44,23 @@ def find_column_faults(cfg: Config, rows: DatasetCheck) -> Iterator[Fault]:
             expected="what the trainer's own teacher sees in addition to the prompt",
             fix="another dataset",
         )
+    yield from _find_faults_of_episodes(cfg.get("environment"), columns)
     for path, node in nodes({"reward": cfg.get("reward")}):
         yield from _find_faults_of_reward(path, node, columns)
+
+
+def _find_faults_of_episodes(environment: Node | None, columns: Set[str]) -> Iterator[Fault]:
+    """A fault for each column by which an episode begins, and that the rows do not have."""
+    target = str((environment or {}).get("_target_"))
+    signature = read_signature(f"{target}.reset")
+    required = set(signature.required) if signature else set()
+    for name in sorted(required - columns):
+        yield Fault(
+            where="environment",
+            found=f"{target}.reset takes {name}, but the rows have no such column",
+            expected=f"some of {_listed(columns)}",
+            fix=f"a column {name} in the data, or dataset=<another>",
+        )
 
 
 def _find_faults_of_reward(path: str, node: Node, columns: Set[str]) -> Iterator[Fault]:

@@ -20,6 +20,7 @@ from runner.io.temporary import uncollected
 from runner.run import Run
 from runner.run.key import canonical_text, folder_of
 from runner.schema.text import Config
+from runner.validate.environments import find_server_faults
 from runner.validate.libraries import find_missing_libraries, find_unset_variables
 from runner.validate.machine import (
     find_cache_faults,
@@ -34,7 +35,17 @@ from runner.validate.row_columns import find_column_faults
 from runner.validate.versions import find_absent_requirements, find_other_versions
 
 # What the check of rows and models reads of a configuration, which most jobs of a sweep share.
-GROUPS = ("dataset", "model", "peft", "reward", "metric", "tolerate", "weight", "optimizer")
+GROUPS = (
+    "dataset",
+    "environment",
+    "model",
+    "peft",
+    "reward",
+    "metric",
+    "tolerate",
+    "weight",
+    "optimizer",
+)
 FIELDS = (
     "_target_",
     "max_length",
@@ -166,6 +177,7 @@ def find_environment_faults(runs: Sequence[Composed], elsewhere: bool) -> Iterat
     for composed in runs:
         yield from find_missing_libraries(composed.cfg)
         yield from find_unset_variables(composed.cfg)
+        yield from find_server_faults(composed.cfg)
         yield from find_device_faults(composed, elsewhere)
     yield from find_absent_requirements()
     checked = []

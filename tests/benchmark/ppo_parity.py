@@ -98,7 +98,11 @@ def main() -> None:
 
 def learn(setup: Setup, folder: Path, seeds: int, updates: int) -> dict[str, list[Result]]:
     """One result per side and seed."""
-    training = Training(
+    return run_both(training_of(setup, folder, updates), repeats=seeds)
+
+
+def training_of(setup: Setup, folder: Path, updates: int) -> Training:
+    return Training(
         side="ours",
         models=str(folder),
         updates=updates,
@@ -111,7 +115,6 @@ def learn(setup: Setup, folder: Path, seeds: int, updates: int) -> dict[str, lis
         critic=setup.critic,
         targets=TARGETS,
     )
-    return run_both(training, repeats=seeds)
 
 
 # ---- the toy -----------------------------------------------------------------------------------

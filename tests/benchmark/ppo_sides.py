@@ -70,6 +70,7 @@ class Training:
     # the reward is the share of this many first words; None: the reward model scores
     targets: int | None = None
     seed: int = 0
+    epochs: int = 4  # of an update
     device: str = "cpu"
 
 
@@ -389,8 +390,11 @@ def build_clock(baton: socket.socket | None) -> Any:
     return Clock()
 
 
-def prepare_ours(training: Training) -> Callable[..., Any]:
-    """Import our trainer now (imports are not measured); the returned function builds it."""
+def prepare_ours(training: Training, trainer_class: type | None = None) -> Callable[..., Any]:
+    """Import our trainer now (imports are not measured); the returned function builds it.
+
+    The class may be another one than PPOTrainer, on the same arguments.
+    """
     from datasets import Dataset
 
     from runner.ppo import PPOConfig, PPOTrainer
@@ -402,7 +406,7 @@ def prepare_ours(training: Training) -> Callable[..., Any]:
         rows = Dataset.from_dict(
             {"prompt": [" ".join(f"t{token}" for token in prompt) for prompt in prompts]}
         )
-        return PPOTrainer(
+        return (trainer_class or PPOTrainer)(
             model=load_policy(training),
             reward_funcs=build_share(training.targets)
             if training.targets
@@ -454,7 +458,7 @@ def arguments(training: Training) -> dict[str, Any]:
         "per_device_train_batch_size": training.micro_batch,
         "gradient_accumulation_steps": training.batch // training.micro_batch,
         "num_mini_batches": 1,
-        "num_ppo_epochs": 4,
+        "num_ppo_epochs": training.epochs,
         "total_episodes": training.batch * training.updates,
         "local_rollout_forward_batch_size": training.batch,
         "response_length": training.response_length,

@@ -21,6 +21,7 @@ SCRIPTS = {
     "peers": ["peers.py"],
     "data": ["data.py"],
     "growth": ["growth.py"],
+    "sampler": ["sampler_speed.py"],
     "ppo": ["ppo_speed.py"],
     "ppo_lora": ["ppo_speed.py", "--peft"],
     "parity": ["ppo_parity.py"],

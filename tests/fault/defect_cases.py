@@ -590,6 +590,17 @@ DEFECTS = (
         tests=("tests/test_predict.py::test_other_seeds_rows_and_samples_are_other_completions",),
     ),
     Defect(
+        "rollouts_alike",
+        "All calls of a step are answered with the same random numbers.",
+        "runner/training/trainer_sampler.py",
+        "            self.count += rows\n",
+        "            self.count += 0\n",
+        tests=(
+            "tests/test_generate_call.py::"
+            "test_noise_follows_from_the_seed_the_step_the_process_and_the_row",
+        ),
+    ),
+    Defect(
         "padding_takes_positions",
         "Positions of a padded prompt begin at its padding.",
         "runner/generate/sampler.py",

@@ -17,6 +17,7 @@ from runner.errors import ConfigError, Fault
 from runner.io.files import JsonObject
 from runner.io.turns import TurnDict
 from runner.reward.isolation import undisturbed
+from runner.run import installed_version
 from runner.run.key import canonical_text
 from runner.schema.did_you_mean import best_guess
 
@@ -46,6 +47,8 @@ class Source(Protocol):
     #       True where one turn of the model is a whole episode, and ``reset`` returns nothing.
     #   calls_tools: bool
     #       True where its episodes have ``schemas``.
+    #   packages: Sequence[str]
+    #       The installed packages that its rows and rewards come from. Runs record their versions.
     #   close(self) -> None
     #       Ends what it started. It may be called twice.
 
@@ -126,6 +129,14 @@ def episode_maker(part: EnvironmentPart) -> Callable[[], object]:
         make: Callable[[], object] = open_source(part).make
         return make
     return partial(build, part.arguments)
+
+
+def package_versions(part: EnvironmentPart | None) -> dict[str, str | None]:
+    """The versions of the packages that an environment's rows and rewards come from."""
+    if part is None or not is_source(part):
+        return {}
+    packages = getattr(open_source(part), "packages", ())
+    return {name: installed_version(name) for name in packages}
 
 
 def close_sources() -> None:

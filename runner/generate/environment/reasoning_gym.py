@@ -2,16 +2,27 @@
 
 import hashlib
 import random
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from runner.errors import ConfigError, Fault, describe
 from runner.io.files import JsonObject
 from runner.io.turns import TurnDict, text_of
+from runner.schema.did_you_mean import best_guess
+from runner.schema.literal import to_text
+from runner.schema.read import read_signature
 from runner.schema.text import short_text
 
+# How a module of the package names its task, and registers it with the class of its settings.
+CONSTANT = re.compile(r'^(\w+) = "(\w+)"$', re.MULTILINE)
+REGISTERED = re.compile(r'^register_dataset\(\s*(?:"(\w+)"|(\w+)),\s*\w+,\s*(\w+)', re.MULTILINE)
 WEIGHT = "weight"  # the key of a task that is not a setting of the package
+DEFAULT_TASK = "chain_sum"  # that a fault offers
+SET_BY_ROWS = ("seed", "size")  # the settings of a task that follow from those of the environment
 CACHED_DATASETS = 256  # of tasks, seeds and sizes
 
 
@@ -19,6 +30,7 @@ class ReasoningGym:
     """Questions of several tasks, each answered in one turn, with a reward of its own name."""
 
     single_turn = True
+    packages = ("reasoning-gym",)
 
     def __init__(
         self,
@@ -42,6 +54,28 @@ class ReasoningGym:
         self.tag = tag
         self.system = _system_prompt(system)
         self.dataset = lru_cache(maxsize=CACHED_DATASETS)(self._make_dataset)
+
+    @staticmethod
+    def find_faults(settings: Mapping[str, Any]) -> Iterator[Fault]:
+        """A fault for each task, and each setting of one, that the installed package lacks."""
+        tasks = settings.get("tasks")
+        configs = find_tasks()
+        if not configs or not isinstance(tasks, list | Mapping):
+            return
+        likeliest = {name: best_guess(str(name), configs, "<task>") for name in tasks}
+        corrected: Any = list(likeliest.values())
+        if isinstance(tasks, Mapping):
+            corrected = dict(zip(corrected, tasks.values(), strict=True))
+        for name in tasks or ["no task"]:
+            if name not in configs:
+                yield Fault(
+                    where="environment.tasks",
+                    found=f"reasoning-gym has no task {name!r}" if tasks else name,
+                    expected=likeliest.get(name, f"some of its {len(configs)} tasks"),
+                    fix=f"={to_text(corrected or [DEFAULT_TASK])}",
+                )
+            elif isinstance(tasks, Mapping) and isinstance(tasks[name], Mapping):
+                yield from _find_setting_faults(name, tasks[name], configs[name])
 
     def rows(self, count: int, seed: int, held_out: bool) -> list[JsonObject]:
         """Questions of all tasks, mixed by their weights."""
@@ -110,6 +144,47 @@ class Question:
     def get_reward(self) -> dict[str, float]:
         score = float(self._dataset.score_answer(self._answer, self._question))
         return {self._task: score}
+
+
+def _find_setting_faults(task: str, settings: Mapping[str, Any], config: str) -> Iterator[Fault]:
+    """A fault for each setting that a task does not take, by the class of its settings."""
+    signature = read_signature(config)
+    if signature is None:
+        return
+    names = [WEIGHT, *(name for name in signature.parameters if name not in SET_BY_ROWS)]
+    for key, value in settings.items():
+        if key in names:
+            continue
+        where = f"environment.tasks.{task}"
+        fix = f"{where}.{best_guess(str(key), names, '<setting>')}={value}"
+        if key in SET_BY_ROWS:
+            fix = f"environment.{key}={value}"
+        yield Fault(
+            where=f"{where}.{key}",
+            found="no such setting of a task",
+            expected=", ".join(names),
+            fix=fix,
+        )
+
+
+@lru_cache(maxsize=1)
+def find_tasks() -> dict[str, str]:
+    """The class of the settings of each task, as the package's sources register them.
+
+    To import the package takes seconds. Empty where it is not installed.
+    """
+    package = find_spec("reasoning_gym")
+    if package is None or not package.origin:
+        return {}
+    root = Path(package.origin).parent
+    tasks = {}
+    for file in sorted(root.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        constants = dict(CONSTANT.findall(text))
+        module = ".".join(["reasoning_gym", *file.relative_to(root).with_suffix("").parts])
+        for name, constant, settings in REGISTERED.findall(text):
+            tasks[name or constants.get(constant, "")] = f"{module}.{settings}"
+    return tasks
 
 
 def _seed_of(task: str, seed: int, held_out: bool) -> int:

@@ -18,7 +18,7 @@ from runner.schema.role import Role
 log = logging.getLogger(__name__)
 
 
-def load_rows(
+def environment_rows(
     environment: EnvironmentPart | None = None,
     *,
     form: Literal["prompt", "prompt_completion"] = "prompt",

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
@@ -11,10 +11,10 @@ from runner.config.build import build
 from runner.config.experiment import Experiment
 from runner.dataset.weigh import carries_weights
 from runner.errors import ConfigError, Fault, own_place, reason_of
-from runner.generate.episode import Environment
+from runner.generate.call_log import CallLog
+from runner.generate.reward_model import ModelReward
 from runner.generate.sampler import Model
 from runner.io.terminal import mute_libraries
-from runner.model.chat import check_calls
 from runner.model.check import no_stop_strings
 from runner.model.encoding import processor_of
 from runner.run import Run
@@ -24,6 +24,7 @@ from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.tracker.callback import PostponedEnd, Tracker
 from runner.tracker.replacement import check_trackers, replace_trackers
+from runner.training.callback.call_steps import CallSteps
 from runner.training.callback.order import add_callbacks, add_own_trackers
 from runner.training.callback.stop import StopRequest
 from runner.training.callback.user import build_callbacks, parts_for_callbacks
@@ -44,7 +45,11 @@ from runner.training.components.token_weights import (
     columns_asked_for,
     set_weights,
 )
-from runner.training.components.tools import agent_of, build_functions
+from runner.training.components.tools import (
+    agent_of,
+    build_call_log,
+    build_functions,
+)
 from runner.training.components.trainer import build_trainer
 from runner.training.components.trainer_parts import (
     build_collator,
@@ -85,13 +90,12 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     tokenizer = build(experiment.model.tokenizer)
     rules = build_rules(experiment.weights)
     rows = load_training_rows(experiment, columns_asked_for(rules))
-    functions = build_functions(part, experiment.environment)
+    calls = build_call_log(run, args)
+    functions = build_functions(part, experiment.environment, calls)
     agent = agent_of(part, functions)
-    rewards = build_rewards(experiment, args, agent)
+    rewards = build_rewards(experiment, args, agent, calls)
     reward_models = to_model_rewards(rewards, tokenizer, args)
-    if agent and isinstance(agent.environments, Environment) and agent.environments.has_tools:
-        check_calls(tokenizer)
-    if are_chats(experiment, args, tokenizer, rows.train):
+    if are_chats(experiment, args, tokenizer, rows.train, agent):
         rows = check_chats(experiment, tokenizer, rows)
         if any(map(carries_weights, rows.sets)):
             experiment = with_turn_weights(experiment, args, rows.train)
@@ -141,27 +145,39 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     with _refusals_of("trainer"), blaming(run):
         functions = fit_environment(part, functions, agent, args, hooks)
         trainer = build_trainer(experiment, {**offered, **functions}, hooks, rules)
-    for reward_model in reward_models:
-        reward_model.place(trainer)
-    _complete_batches(experiment, trainer, tokenizer, rules)
+    _complete(experiment, trainer, tokenizer, rules, reward_models, calls)
     trackers: list[Tracker | PostponedEnd] = [*replace_trackers(trainer, experiment, run.folder)]
     trackers += add_own_trackers(trainer, experiment.tracker, parts)
-    checkpoints_kept = part.args.get("save_total_limit") or CHECKPOINTS_KEPT
-    sick_steps = steps_to_notice(experiment.tolerate)
-    seal = Seal(checkpoints_kept, sick_steps, upstream.cycle_steps(vars(args)), run.set_status)
+    seal = _build_seal(run, args)
     add_callbacks(trainer, run, parts, stop, health, seal, adjustments)
     return Components(
         args, tokenizer, rows.train, rows.held_out, trainer, health, seal, trackers, adjustments
     )
 
 
-def _complete_batches(
+def _build_seal(run: Run, args: TrainingArguments) -> Seal:
+    """The seal of the checkpoints, and how many of them are kept."""
+    checkpoints_kept = run.experiment.trainer.args.get("save_total_limit") or CHECKPOINTS_KEPT
+    sick_steps = steps_to_notice(run.experiment.tolerate)
+    return Seal(checkpoints_kept, sick_steps, upstream.cycle_steps(vars(args)), run.set_status)
+
+
+def _complete(
     experiment: Experiment,
     trainer: Trainer,
     tokenizer: PreTrainedTokenizerBase,
     rules: list[BoundRule],
+    reward_models: Sequence[ModelReward],
+    calls: CallLog | None,
 ) -> None:
-    """Add to the batches of a built trainer a collator around its own, weights and lengths."""
+    """Put reward models where a built trainer computes, and complete its batches and callbacks.
+
+    Batches get a collator around the trainer's own, weights and lengths.
+    """
+    if calls is not None:
+        trainer.add_callback(CallSteps(calls))
+    for reward_model in reward_models:
+        reward_model.place(trainer)
     around = build_collator(experiment.collator, tokenizer, inner=trainer.data_collator)
     trainer.data_collator = around or trainer.data_collator
     if rules:

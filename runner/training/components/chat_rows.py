@@ -15,12 +15,13 @@ from runner.dataset.converted_rows import fit_rows
 from runner.dataset.form import answer_columns
 from runner.dataset.media_faults import find_media_faults
 from runner.errors import ConfigError, DataError, Fault
+from runner.generate.agent import Agent
 from runner.io.turns import Columns, Row, habits_of
 from runner.model.chat import check_calls, check_rendering, check_template, look_at_texts
 from runner.model.encoding import processor_of
 from runner.schema import upstream
 from runner.schema.modality import Modality, modalities_of
-from runner.training.components.tools import check_environments, has_tools
+from runner.training.components.tools import check_environments
 from runner.training.components.trainer_parts import loss_interface_of
 from runner.training.components.training_rows import TrainingRows
 
@@ -43,6 +44,7 @@ def are_chats(
     args: TrainingArguments,
     tokenizer: PreTrainedTokenizerBase,
     rows: Dataset,
+    agent: Agent | None = None,
 ) -> bool:
     """True for chats; ConfigError or DataError where the template cannot write the first rows.
 
@@ -77,7 +79,7 @@ def are_chats(
         answers_only=answers_only,
         weighs=not modalities and loss_interface_of(trainer) in upstream.WEIGHED,
     )
-    if has_tools(trainer):
+    if agent:
         if not chats:
             raise DataError(
                 Fault(
@@ -87,7 +89,8 @@ def are_chats(
                     fix="dataset.columns.input=prompt",
                 )
             )
-        check_calls(tokenizer)
+        if agent.calls_tools:
+            check_calls(tokenizer)
     return chats
 
 

@@ -19,7 +19,7 @@ from runner.generate.completion import context_length
 from runner.generate.episode import EARNED, Environment
 from runner.generate.sampler import Sampling, evaluating, sample, uniform
 from runner.io.files import JsonObject
-from runner.model.encoding import stop_ids
+from runner.model.encoding import stop_ids, tokenizer_of
 from runner.schema import upstream
 from runner.schema.literal import to_text
 from runner.training.components.model import policy_of
@@ -100,7 +100,8 @@ def play_batch(agent: Agent, hooks: Hooks, prompts: Sequence[Any], trainer: Trai
     noise_BR = uniform(len(rows), how.max_new_tokens, generator=torch.default_generator)
     sampler = functools.partial(sample, model, halves=True)
     with evaluating(model):
-        episodes = agent.play(sampler, trainer.processing_class, rows, how, noise_BR)
+        tokenizer = tokenizer_of(trainer.processing_class)
+        episodes = agent.play(sampler, tokenizer, rows, how, noise_BR)
     logprobs = []
     for episode in episodes:
         own_logprobs = iter(episode.logprobs)

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArgumen
 
 from runner.config.experiment import Experiment
 from runner.generate.agent import Agent
+from runner.generate.call_log import CallLog
 from runner.generate.environment.reward import build_environment_rewards
 from runner.generate.reward_model import ModelReward
 from runner.model.chat import set_template
@@ -30,7 +31,10 @@ class BuiltRewards:
 
 
 def build_rewards(
-    experiment: Experiment, args: TrainingArguments | None = None, agent: Agent | None = None
+    experiment: Experiment,
+    args: TrainingArguments | None = None,
+    agent: Agent | None = None,
+    calls: CallLog | None = None,
 ) -> BuiltRewards:
     """The rewards of a configuration and of the agent's environment, and ``args``' reward model.
 
@@ -55,6 +59,8 @@ def build_rewards(
             panel.earned[name] = []
             rewards.append(reward)
         else:
+            if calls is not None and callable(reward) and not isinstance(reward, nn.Module):
+                reward = calls.reward(reward, key)
             options = {"timeout": part.timeout, "per_step": per_step, "where": key}
             scorer = to_scorer(name, reward, tracker=panel, **options)
             rewards.append(scorer)

@@ -7,14 +7,17 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from datasets import Dataset
+from transformers import TrainingArguments
 
 from runner.config.build import build, locate
 from runner.config.experiment import EnvironmentPart, TrainerPart
 from runner.errors import ConfigError, DataError, Fault
 from runner.generate.agent import Agent, build_agent
+from runner.generate.call_log import CallLog
 from runner.generate.environment.contract import (
     episode_maker,
     is_source,
@@ -23,19 +26,23 @@ from runner.generate.environment.contract import (
 )
 from runner.generate.episode import REWARD, Environment, tools_of
 from runner.generate.tool_guard import ENVIRONMENT, SECONDS, guard_environment, guard_tool
+from runner.io.files import CALLS
+from runner.run import Run
 from runner.schema import upstream
 from runner.schema.literal import to_list
-from runner.schema.text import Node
+from runner.schema.text import Node, named
 
 Function: TypeAlias = Callable[..., object]
 
 
 def build_functions(
-    trainer: TrainerPart, environment: EnvironmentPart | None = None
+    trainer: TrainerPart,
+    environment: EnvironmentPart | None = None,
+    calls: CallLog | None = None,
 ) -> dict[str, Any]:
     """The user's functions that a trainer names, by key, as its constructor takes them.
 
-    The ``environment`` of an experiment is among them.
+    The ``environment`` of an experiment is among them. ``calls`` records what they are asked.
     """
     seconds = trainer.tool_timeout or SECONDS
     functions: dict[str, Any] = {}
@@ -47,12 +54,25 @@ def build_functions(
             is_function = inspect.isfunction(locate(node["_target_"]))
             functions[key] = _bind(node) if is_function else build(node)
         elif key == "environment_factory":
-            functions[key] = _build_environments(node, seconds)
+            functions[key] = _build_environments(node, seconds, calls)
         else:
-            functions[key] = _build_tools(to_list(node), seconds)
+            functions[key] = _build_tools(to_list(node), seconds, calls)
     if environment is not None:
-        functions["environment_factory"] = build_environment(environment)
+        functions["environment_factory"] = build_environment(environment, calls)
     return functions
+
+
+def build_call_log(run: Run, args: TrainingArguments) -> CallLog | None:
+    """The record of the calls of a run's tools and environments.
+
+    None without any, and for several processes, whose calls have no order.
+    """
+    experiment = run.experiment
+    calls_any = has_tools(experiment.trainer) or experiment.environment is not None
+    if not calls_any or args.world_size > 1:
+        return None
+    original = run.manifest().get("replays")
+    return CallLog(run.folder / CALLS, Path(original, CALLS) if original else None)
 
 
 def has_tools(trainer: TrainerPart) -> bool:
@@ -60,7 +80,7 @@ def has_tools(trainer: TrainerPart) -> bool:
     return bool(trainer.node.get("tools") or trainer.node.get("environment_factory"))
 
 
-def build_environment(part: EnvironmentPart) -> Environment:
+def build_environment(part: EnvironmentPart, calls: CallLog | None = None) -> Environment:
     """The environment of an experiment, with guarded methods and the weights of its rewards."""
     rewards: Any = ()
     source = None
@@ -69,7 +89,8 @@ def build_environment(part: EnvironmentPart) -> Environment:
         rewards = getattr(source, "rewards", None) or [type(source).__name__]
     elif hasattr(locate(part.target), REWARD):
         rewards = [part.target.rpartition(".")[2]]
-    make = guard_environment(episode_maker(part), ENVIRONMENT, part.timeout)
+    target = locate(part.target)
+    make = guard_environment(episode_maker(part), ENVIRONMENT, part.timeout, calls, target)
     return Environment(
         make=make,
         rewards=reward_weights(rewards, part.weights),
@@ -92,21 +113,22 @@ def agent_of(trainer: TrainerPart, functions: Mapping[str, Any]) -> Agent | None
     )
 
 
-def _build_environments(node: Node, seconds: float) -> Function | dict[str, Function]:
+def _build_environments(
+    node: Node, seconds: float, calls: CallLog | None
+) -> Function | dict[str, Function]:
     """The guarded maker of the only environment, or those of several by their names."""
     where = "trainer.environment_factory"
-    if "_target_" in node:
-        return guard_environment(_bind(node), where, seconds)
     makers = {}
-    for name, environment in node.items():
-        makers[name] = guard_environment(_bind(environment), where, seconds)
-    return makers
+    for name, environment in named(node, "").items():
+        target = locate(environment["_target_"])
+        makers[name] = guard_environment(_bind(environment), where, seconds, calls, target)
+    return makers.get("", makers)
 
 
-def _build_tools(nodes: list[Node], seconds: float) -> list[Function]:
+def _build_tools(nodes: list[Node], seconds: float, calls: CallLog | None) -> list[Function]:
     """The guarded tools; ConfigError where two have one name."""
     where = "trainer.tools"
-    tools = [_build_tool(node, where, seconds) for node in nodes]
+    tools = [_build_tool(node, where, seconds, calls) for node in nodes]
     names = [tool.__name__ for tool in tools]
     if len(set(names)) < len(names):
         ((name, _),) = Counter(names).most_common(1)
@@ -121,15 +143,15 @@ def _build_tools(nodes: list[Node], seconds: float) -> list[Function]:
     return tools
 
 
-def _build_tool(node: Node, where: str, seconds: float) -> Function:
+def _build_tool(node: Node, where: str, seconds: float, calls: CallLog | None) -> Function:
     """A function with the node's other keys bound, or a tool that a class or a function makes."""
     target = locate(node["_target_"])
     if inspect.isroutine(target):
         result = inspect.signature(target).return_annotation
         if "Callable" not in str(result):
             settings = {key: build(value) for key, value in node.items() if key != "_target_"}
-            return guard_tool(target, where, settings, seconds)
-    return guard_tool(build(node), where, {}, seconds)
+            return guard_tool(target, where, settings, seconds, calls)
+    return guard_tool(build(node), where, {}, seconds, calls)
 
 
 def _bind(node: Node) -> Function:

@@ -1,0 +1,3 @@
+"""Two tasks."""
+
+from . import chain_sum, gcd  # noqa: F401

@@ -1,0 +1,3 @@
+"""Prompts by their names."""
+
+SYSTEM_PROMPTS = {"default": "Write <answer>answer here</answer>."}

@@ -1,0 +1,2 @@
+def message_to_wire(message):
+    return dict(message)
