@@ -9,7 +9,7 @@ import pytest
 
 from runner.__main__ import main
 from runner.config.experiment import Experiment
-from runner.generate.environment.rows import load_rows
+from runner.generate.environment.rows import environment_rows
 from runner.generate.learning import count_groups
 from runner.launch.compose.stages import compose_runs
 from runner.run import Run, write_config, write_manifest
@@ -138,31 +138,32 @@ def test_the_answers_of_an_environment_are_rows_for_sft(sums, capsys):
     assert main([*sft, "--dry-run"]) == 0, capsys.readouterr().err
     (trained,) = compose_runs(sft)
     part = Experiment.read(trained.cfg).environment
-    train, held_out = load_rows(part, form="prompt_completion", to="demonstration")
+    train, held_out = environment_rows(part, form="prompt_completion", to="demonstration")
     assert len(train) == 4
     assert len(held_out) == 2
     assert train[0]["prompt"][-1]["content"] == "1 + 0"
     assert train[0]["completion"] == [{"role": "assistant", "content": "1"}]
     # The model that has seen them is trained on prompts, as before.
-    prompts, _ = load_rows(part, form="prompt", to="prompt")
+    prompts, _ = environment_rows(part, form="prompt", to="prompt")
     assert len(prompts) == 8
 
 
 class Samples:
     """Notes of rollouts, in place of those of a trainer."""
 
-    rollout: object = None
-    rewards: list[float]
+    def __init__(self, rewards):
+        self.rollout = object()
+        self.rewards = rewards
 
     def earned(self):
         return self.rewards
 
 
-def roll_out(first, samples, rewards, step, rows=()):
-    samples.rollout = object()
-    samples.rewards = rewards
+def roll_out(first, rewards, step, rows=()):
+    samples = Samples(rewards)
     trainer = SimpleNamespace(
         args=SimpleNamespace(num_generations=4),
+        hooks=SimpleNamespace(samples=samples),
         state=SimpleNamespace(global_step=step),
         is_world_process_zero=lambda: True,
         train_dataset=rows,
@@ -180,17 +181,17 @@ def first(tmp_path, monkeypatch):
     write_config(run.folder, composed.cfg)
     command = ["python", "-m", "runner", *composed.command]
     write_manifest(run, command=command, choices=composed.choices)
-    return FirstRollouts(run, Samples())
+    return FirstRollouts(run)
 
 
 def test_a_training_notes_what_its_first_rollouts_have_earned(first, monkeypatch):
     lines = []
     monkeypatch.setattr(first_rollouts.tqdm, "write", lines.append)
     rewards = [0.0, 1.0, 0.0, 0.0] * 8
-    roll_out(first, first.samples, rewards, step=0)
+    roll_out(first, rewards, step=0)
     assert not lines
-    roll_out(first, first.samples, [0.0] * 32, step=1)
-    roll_out(first, first.samples, [0.0] * 32, step=2)
+    roll_out(first, [0.0] * 32, step=1)
+    roll_out(first, [0.0] * 32, step=2)
     assert lines == [
         "learning  50 % of the prompts have a signal; of 64 completions for 16 prompts, "
         "0 always solved (1, the best reward seen), 8 never (0, the worst)"
@@ -200,7 +201,7 @@ def test_a_training_notes_what_its_first_rollouts_have_earned(first, monkeypatch
 
 def test_a_training_that_earns_nothing_names_the_sft_that_would_help(first):
     row = {"prompt": "Sort 3 1", "reference": "1 3"}
-    roll_out(first, first.samples, [0.0] * 64, step=0, rows=[row])
+    roll_out(first, [0.0] * 64, step=0, rows=[row])
     (note,) = first.run.manifest()["notes"]
     assert note.startswith(
         "nothing can be learnt: all 64 completions for 16 prompts earned 0: "
@@ -209,11 +210,11 @@ def test_a_training_that_earns_nothing_names_the_sft_that_would_help(first):
 
 
 def test_rows_without_answers_and_a_resumed_run_have_no_such_note(first):
-    roll_out(first, first.samples, [0.0] * 64, step=0, rows=[{"prompt": "Sort 3 1"}])
+    roll_out(first, [0.0] * 64, step=0, rows=[{"prompt": "Sort 3 1"}])
     (note,) = first.run.manifest()["notes"]
     assert note == "nothing can be learnt: all 64 completions for 16 prompts earned 0"
-    resumed = FirstRollouts(first.run, Samples())
-    roll_out(resumed, resumed.samples, [1.0] * 64, step=5)
+    resumed = FirstRollouts(first.run)
+    roll_out(resumed, [1.0] * 64, step=5)
     assert first.run.manifest()["notes"] == [note]
 
 

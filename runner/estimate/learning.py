@@ -39,7 +39,7 @@ def forecast_learning(cases: Sequence[Case], sample: Sample, folder: Path) -> li
     later_models = set()
     for case in cases:
         later_models |= {model_of(composed) for composed in case.runs.values()}
-    lines = []
+    lines: list[str] = []
     for case in cases:
         experiment = case.composed.experiment
         is_rewarded = experiment.rewards or experiment.environment

@@ -59,7 +59,6 @@ class FirstRollouts:
     """Collects the rewards of the first rollouts of a run, and notes the forecast once."""
 
     run: Run
-    samples: StepSamples
     rewards: FirstRewards = field(default_factory=FirstRewards)
     counted: object = None  # the rollout that was counted last
     is_over: bool = False
@@ -78,8 +77,9 @@ class FirstRollouts:
             rollout: object = trainer.sampled
             earned = [row["reward"] for row in trainer.sampled]
         else:
-            earned = self.samples.earned()
-            rollout = self.samples.rollout
+            samples: StepSamples = trainer.hooks.samples
+            earned = samples.earned()
+            rollout = samples.rollout
         # One rollout is trained on in several micro-batches, and perhaps several times.
         if rollout is self.counted or not earned:
             return

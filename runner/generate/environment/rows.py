@@ -35,8 +35,8 @@ def environment_rows(
     if environment is None:
         raise ConfigError(_without_environment())
     if form == "prompt_completion" and to != "prompt":
-        prompts = load_rows(environment, limit=limit, seed=seed)
-        examples = [_to_examples(environment, rows, to or "") for rows in prompts if rows]
+        with_answers = environment_rows(environment, limit=limit, seed=seed)
+        examples = [_to_examples(environment, rows, to or "") for rows in with_answers if rows]
         return examples[0], examples[1] if len(examples) > 1 else None
     limits = limit or {}
     seed = seed if environment.seed is None else environment.seed

@@ -126,15 +126,14 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     metrics = build_metrics(experiment.metrics, tokenizer)
     halvings = count_halvings(adjustments, "per_device_eval_batch_size")
     engine = HeldOutEngine(is_wanted=experiment.engine == "vllm")
-    samples = build_samples(run, tokenizer, rewards)
     hooks = Hooks(
         evaluates=part.evaluates,
         sampling=sampling_context(experiment),
         measure=build_measure(run, tokenizer, metrics, agent, halvings, engine.sampler_of),
         on_loss=health.observe_loss,
         on_log=functools.partial(adjust_logs, adjustments) if adjustments else None,
-        samples=samples,
-        on_rollout=FirstRollouts(run, samples).observe if rewards.functions else None,
+        samples=build_samples(run, tokenizer, rewards),
+        on_rollout=FirstRollouts(run).observe,
         reward_means=rewards.panel.pop_means if rewards.panel else None,
         make_optimizer=optimizer_maker(experiment.optimizer),
         make_schedule=schedule_maker(experiment.optimizer),
