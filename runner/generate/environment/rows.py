@@ -70,7 +70,7 @@ def _to_examples(environment: EnvironmentPart, rows: Dataset, to: str) -> Datase
         )
     columns: dict[Role, str] = {"prompt": "prompt", "completion": "reference"}
     request = RowRequest("prompt_completion", columns, to=to, keep=())
-    return convert_rows(rows, request, "environment")
+    return convert_rows(rows.select_columns([*columns.values()]), request, "environment")
 
 
 def _without_environment() -> Fault:
