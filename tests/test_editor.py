@@ -44,7 +44,9 @@ def test_all_of_conf_fits_its_schemas():
         name = re.search(r"(\w+)\.json$", path.read_text(), re.MULTILINE)[1]
         by_schema.setdefault(name, []).append(path)
     # Options of a trainer set keys of the top level.
-    assert by_schema.keys() | {"environment", "trainer", "own"} == {path.stem for path in SCHEMAS.iterdir()}
+    assert by_schema.keys() | {"environment", "trainer", "own"} == {
+        path.stem for path in SCHEMAS.iterdir()
+    }
     for name, files in by_schema.items():
         assert check(name, *files) == []
 

@@ -14,8 +14,8 @@ from runner.command._option import Option, options_of, split_options
 from runner.config.resolution import Composed
 from runner.errors import Interrupted
 from runner.estimate import smoke
+from runner.estimate.apart import run_apart
 from runner.estimate.case import Case, Reduced, group_by_structure, model_of, structure_of
-from runner.estimate.measure import run_apart
 from runner.estimate.outcome import describe_case
 from runner.estimate.reduce import Clones, reduce
 from runner.io.files import write_json
@@ -367,7 +367,7 @@ def test_words_of_the_rehearsal_and_of_the_training_are_separated():
 def compute_and_fork(_):
     import torch
 
-    from runner.estimate.measure import one_thread
+    from runner.estimate.apart import one_thread
 
     torch.set_num_threads(2)
     with one_thread():

@@ -120,3 +120,18 @@ def test_a_run_whose_last_groups_were_all_alike_is_told_when_it_stopped_to_learn
     assert f"nothing was learnt in 4 steps: {alike}: prompts" in line_of(1.0, 1.0)
     assert line_of(1.0, 0.99) is None
     assert line_of(0.5, 0.5, 0.5) is None
+
+
+def test_a_run_that_no_held_out_score_judges_is_told_where_it_became_worse(tmp_path):
+    fallen = [1 - 0.04 * i for i in range(20)]
+    told = describe_outcome(run_of(tmp_path / "1", GRPO, "reward", fallen))
+    assert told.startswith("the model seems worse than it was: reward 0.9 -> 0.34")
+    risen = [2 + 0.05 * i + 0.1 * (i % 2) for i in range(24)]
+    told = describe_outcome(run_of(tmp_path / "2", SFT, "loss", risen))
+    assert told.startswith("the model seems worse than it was: loss ")
+    # A loss that rises again after its fall is still lower than it was.
+    fallen_first = [5.0, 3.0, 2.0, *risen]
+    assert describe_outcome(run_of(tmp_path / "3", SFT, "loss", fallen_first)) is None
+    # A held-out score that is better has the last word.
+    scores = ({"eval_loss": 2.0}, {"eval_loss": 1.5})
+    assert describe_outcome(run_of(tmp_path / "4", SFT, "loss", risen, *scores)) is None

@@ -1,6 +1,5 @@
 """The last lines of a training: its scores, some answers, and the command to type next."""
 
-import re
 import shlex
 import shutil
 import sys
@@ -19,10 +18,9 @@ from runner.report.samples import completions_by_step
 from runner.report.table import score_table
 from runner.run.history import SAMPLE_FILES
 from runner.run.record import RunRecord
+from runner.training.follow_up import inherited_words, to_command
 
 SHOWN_SAMPLES = 3  # held-out prompts whose answers before and after are shown
-# The groups of a run whose choices the next one takes over.
-INHERITED = ("model", "dataset", "peft", "quant", "template", "allow", "output_root")
 # Keys of the model that the next run does not take over, because its model is the trained one.
 MODEL_KEYS = r"model\.(path|revision|merge|tokenizer\.(path|revision))"
 
@@ -86,15 +84,13 @@ def next_command(run: RunRecord) -> str:
     if follower == "ppo":
         # Its policy is the model that this run began with.
         left_out = ""
-    words = _inherited_words(run, typed, left_out)
+    words = inherited_words(run.manifest.get("choices") or {}, typed, left_out)
     start = f"model.path={run}/model"
     if follower == "ppo":
         words += ["reward=model", f"reward.{start}"]
     else:
         words.append(start)
-    for folder in folders:
-        words += ["--config-dir", str(folder)]
-    return shlex.join(["python", "-m", "runner", f"trainer={follower}", *words])
+    return to_command([f"trainer={follower}", *words], folders)
 
 
 def _next_trainer(run: RunRecord) -> str:
@@ -145,26 +141,6 @@ def _rows_words(run: RunRecord, typed: Mapping[str, str]) -> list[str]:
     if "allow" in typed and _has_own_tuner(run):
         words.append(typed["allow"])
     return words
-
-
-def _inherited_words(run: RunRecord, typed: Mapping[str, str], left_out: str) -> list[str]:
-    """The words for what was chosen for this run, without the keys that a pattern matches.
-
-    What an experiment chose has to be typed; otherwise the typed words are all.
-    """
-    words = {}
-    if "experiment" in typed:
-        choices = run.manifest.get("choices") or {}
-        for group in INHERITED:
-            if choices.get(group, "none") != "none":
-                words[group] = f"{group}={choices[group]}"
-    words |= typed
-    inherited = []
-    for key, word in words.items():
-        group, _, _ = key.partition(".")
-        if group in INHERITED and not re.fullmatch(left_out, key):
-            inherited.append(word)
-    return inherited
 
 
 def _brings_rewards(dataset: str | None) -> bool:

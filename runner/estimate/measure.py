@@ -4,20 +4,16 @@ Only what the step itself shows is looked at, so nothing here knows one trainer 
 ``memory`` scales it.
 """
 
-import contextlib
 import copy
 import itertools
 import json
-import os
 import re
-import signal
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import datasets
 import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -26,12 +22,11 @@ from transformers import PreTrainedModel, Trainer
 
 from runner.config.experiment import Experiment
 from runner.errors import RunnerError
+from runner.estimate.apart import run_apart
 from runner.estimate.memory import RECOMPUTE, MeasuredStep, autocasts
 from runner.estimate.model_weights import ModelWeights, Shape, source_of, trunks_of
 from runner.estimate.steps import cycle_of
 from runner.io.files import read_json, write_json
-from runner.io.terminal import HidingLog
-from runner.launch import processes
 from runner.run import open_run
 from runner.schema.text import Config
 from runner.schema.upstream import config_fields
@@ -68,47 +63,6 @@ def measure_small(cfg: Config, gpu: bool, folder: Path) -> tuple[MeasuredStep | 
     figures = dict(result["step"])
     shape = Shape(**figures.pop("shape"))
     return MeasuredStep(shape, **figures), ""
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread inside.
-
-    A process that is forked from one with several threads of OpenMP would wait for ever.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def run_apart(call: Callable[[], int], log: Path, cache: Path) -> int:
-    """The exit code of a call in a process of its own, below zero the signal that killed it.
-
-    The process ends with this one, writes into a log, leaves nothing behind here, and has a
-    ``cache`` of its own.
-    """
-
-    def apart() -> int:
-        os.setpgid(0, 0)
-        datasets.config.HF_DATASETS_CACHE = cache
-        output.take_output()
-        return call()
-
-    output = HidingLog.open(log)
-    process = processes.fork(apart)
-    output.close()
-    try:
-        os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
-    finally:
-        for kill in (os.killpg, os.kill):  # with what it has left running
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(process, signal.SIGKILL)
-        status = os.waitpid(process, 0)[1]
-        output.wait()
-    return os.waitstatus_to_exitcode(status)
 
 
 def measure_step(cfg: Config, gpu: bool, folder: Path) -> MeasuredStep:

@@ -8,14 +8,17 @@ from typing import Any
 import torch
 
 from runner.config.experiment import Experiment
+from runner.estimate.apart import one_thread
 from runner.estimate.case import Case, model_of, read_lengths
 from runner.estimate.forecast import Device, Forecast, format_forecasts, this_device
-from runner.estimate.measure import measure_small, one_thread
+from runner.estimate.learning import forecast_learning
+from runner.estimate.measure import measure_small
 from runner.estimate.memory import MeasuredStep, Training
 from runner.estimate.model_weights import source_of
 from runner.estimate.reduce import linked
 from runner.estimate.steps import Rows
 from runner.io.terminal import quiet
+from runner.training.first_rewards import sample_rewards
 
 MAX_WHOLE = 3  # forecasts of which all lines are printed
 
@@ -35,6 +38,7 @@ def print_forecasts(cases: Sequence[Case], target: Mapping[str, float], folder: 
     gpus = (True,) if torch.cuda.is_available() else (False, True)
     with one_thread():
         measured_cases = list(_measure_cases(cases, gpus, folder))
+        learning = forecast_learning(cases, sample_rewards, folder)
     if not measured_cases:
         return
     # Only now: with the threads that it starts in this process, no other could be forked from it.
@@ -62,6 +66,8 @@ def print_forecasts(cases: Sequence[Case], target: Mapping[str, float], folder: 
         if index >= MAX_WHOLE:
             lines = lines[:1]
         print(f"forecast  {measured.case.name}", *lines, sep="\n", flush=True)
+    for learning_line in learning:
+        print(learning_line, flush=True)
 
 
 def _measure_cases(

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from runner.errors import EnvironmentFault
+from runner.estimate.apart import one_thread, run_apart
 from runner.estimate.case import UNREDUCED, Case, model_of
-from runner.estimate.measure import one_thread, run_apart
 from runner.estimate.outcome import describe_case
 from runner.estimate.reduce import Clones, reduce
 from runner.io.terminal import quiet

@@ -84,10 +84,10 @@ def hub_silence() -> str:
     return f"{hub_address()} {answer.text}"
 
 
-def is_cached(name: str, kind: str) -> bool:
+def is_cached(name: str, kind: str, files: str = "*") -> bool:
     """True where something of a model or a dataset of the hub is in the cache.
 
-    ``kind`` is ``models`` or ``datasets``.
+    ``kind`` is ``models`` or ``datasets``, ``files`` a pattern below a version of it.
     """
     if kind == "datasets":
         rows_cache = os.environ.get("HF_DATASETS_CACHE") or hub_home() / "datasets"
@@ -97,4 +97,4 @@ def is_cached(name: str, kind: str) -> bool:
     hub_cache = os.environ.get("HF_HUB_CACHE") or hub_home() / "hub"
     folder_name = name.replace("/", "--")
     folder = Path(hub_cache, f"{kind}--{folder_name}").expanduser()
-    return any(folder.glob("snapshots/*"))
+    return any(folder.glob(f"snapshots/{files}"))

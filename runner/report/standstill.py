@@ -1,4 +1,4 @@
-"""The notes on a finished run whose training, or the end of it, has moved nothing.
+"""The notes on a finished run whose training, or the end of it, moved nothing, or moved backwards.
 
 The figure is the loss where a trainer learns from rows, and the reward where it learns from what it
 samples, whose losses do not fall. ``verdict`` tells of runs that became worse.
@@ -19,6 +19,7 @@ from runner.schema.literal import number
 MIN_VALUES = 15  # logged ones; with fewer, nobody can tell a slow start from none
 SIGMAS = 1.5  # a change within so many standard errors may be chance
 MIN_SILENT_STEPS = 10  # at the end of a run, without any signal
+CERTAIN_SIGMAS = 3.0  # a change beyond so many is none
 # A held-out loss that has changed by this share says that the model has learnt something.
 HELD_OUT_SHARE = 0.01
 # The median of the absolute difference of two normal numbers, as a multiple of their deviation.
@@ -86,6 +87,30 @@ def describe_silent_end(run: RunRecord) -> str | None:
     return (
         f"nothing was learnt in the last {plural(count, 'step')}: {alike}: "
         f"trainer.args.max_steps={last_step}, or prompts that are solved now and then"
+    )
+
+
+def describe_worse_steps(run: RunRecord) -> str | None:
+    """A line on a run whose own figure became worse beyond its noise; None otherwise.
+
+    It is for runs that no held-out score judges. The end has to be worse than each beginning: a
+    loss that falls at once and then rises again may still be lower than it was.
+    """
+    name = _progress_figure(run)
+    _, values = curve(run.lines, name)
+    if len(values) < MIN_VALUES:
+        return None
+    third = len(values) // 3
+    direction = 1 if name == "loss" else -1
+    beginnings = [fmean(values[:count]) for count in (len(values) // 8, third)]
+    before = direction * max(direction * beginning for beginning in beginnings)
+    after = fmean(values[-third:])
+    error = scatter_of(values) * math.sqrt(1 / (len(values) // 8) + 1 / third)
+    if direction * (after - before) <= CERTAIN_SIGMAS * error:
+        return None
+    change = f"{name} {number(before)} -> {number(after)}"
+    return (
+        f"the model seems worse than it was: {change} in training, which no held-out score judges"
     )
 
 

@@ -3,7 +3,11 @@
 from runner.report.judged_score import judge_score
 from runner.report.ranking import GUESSES, headline_of
 from runner.report.score import NO_SCORE, is_held_out
-from runner.report.standstill import describe_silent_end, describe_standstill
+from runner.report.standstill import (
+    describe_silent_end,
+    describe_standstill,
+    describe_worse_steps,
+)
 from runner.run.alarms import EARNED, Change, Kind
 from runner.run.record import RunRecord
 from runner.schema import upstream
@@ -29,7 +33,9 @@ def describe_decline(run: RunRecord) -> str | None:
             f"every completion earned {reward}, so there was nothing to prefer: look at the reward"
         )
     change = judge_score(run)
-    if change is None or change.is_chance or change.is_better:
+    if change is None:
+        return describe_worse_steps(run)
+    if change.is_chance or change.is_better:
         return None
     name = change.objective.name
     figures = f"{name} {number(change.before)} -> {number(change.after)}"

@@ -67,6 +67,8 @@ class BeforeTrainer(Trainer):
             loss = super().training_step(model, rows, *args, **kwargs)
         if self.hooks.on_loss is not None:
             self.hooks.on_loss(self, inputs, loss)
+        if self.hooks.on_rollout is not None:
+            self.hooks.on_rollout(self)
         return loss
 
     def compute_loss(self, model: nn.Module, inputs: Any, *args: object, **kwargs: object) -> Any:

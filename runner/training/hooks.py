@@ -50,6 +50,8 @@ class Hooks:
     # ``on_log(logs, step)`` may change what is logged.
     on_log: Callable[[dict[str, float], int], None] | None = None
     samples: SampleNotes | None = None
+    # ``on_rollout(trainer)``: a micro-batch was trained on, and perhaps sampled before.
+    on_rollout: Callable[[Trainer], None] | None = None
     # The mean of each reward since it was called last.
     reward_means: Callable[[], dict[str, float]] | None = None
     # The rows of the batch that the trainer was given, for whoever samples for it.

@@ -80,6 +80,15 @@ class StepSamples:
             self.rollout = ScoredCompletions(self.scored.columns, self.scored.answers)
             self.scored.clear()
 
+    def earned(self) -> list[float]:
+        """The reward of each completion of the rollout that this process trains on now.
+
+        Empty where nobody was asked about it.
+        """
+        self._take_scored()
+        completions = self.rollout.columns.get("completions", ())
+        return [self._describe_scored(place)["reward"] for place in range(len(completions))]
+
     def write(self, trainer: Trainer) -> None:
         """Write rows of the step that is logged, in the place of those of an earlier try."""
         self._take_scored()

@@ -6,6 +6,7 @@ A source among the runner's own may say more of its settings (``find_faults``), 
 from collections.abc import Iterator
 
 from runner.config.build import locate
+from runner.dataset.form import fits
 from runner.errors import Fault
 from runner.schema.source import Definition, find_definition, has_method
 from runner.validate.context import ValidationContext, is_given
@@ -61,12 +62,15 @@ def _find_trainer_faults(context: ValidationContext, target: str, name: str) -> 
     node = context.mapping("trainer")
     plays = "environment_factory" in trainer.parameters
     if not plays and "reward_funcs" not in trainer.parameters:
-        yield Fault(
-            where="environment",
-            found=f"set, but {trainer.name} learns from no rewards",
-            expected="a trainer that samples",
-            fix="trainer=grpo, or environment=none",
-        )
+        # It may learn from the answers that the rows hold.
+        is_demonstrated = fits("prompt_completion", node.get("form"))
+        if not is_demonstrated or context.mapping("dataset").get("form") != "prompt_completion":
+            yield Fault(
+                where="environment",
+                found=f"set, but {trainer.name} learns from no rewards",
+                expected="a trainer that samples",
+                fix="trainer=grpo, or environment=none",
+            )
     elif not plays and _has_several_turns(target):
         yield Fault(
             where="environment",

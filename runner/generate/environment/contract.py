@@ -34,7 +34,8 @@ class EnvironmentSource(Protocol):
         """At most ``count`` rows of JSON values, each with a ``prompt``, a list of turns.
 
         They are the same for the same arguments, and hold what ``reset`` needs. Those that are held
-        out are not the rows of the training.
+        out are not the rows of the training. A column ``reference``, if any, holds a right answer
+        as a text, or None: SFT learns it with ``dataset.form=prompt_completion``.
         """
 
     def make(self) -> object:

@@ -84,12 +84,19 @@ class ReasoningGym:
         rows = []
         for index, name in enumerate(names):
             place = {"task": name, "seed": _seed_of(name, seed, held_out), "size": count}
-            question = self.dataset(**place)[index]["question"]
-            prompt = [{"role": "user", "content": question}]
+            entry = self.dataset(**place)[index]
+            prompt = [{"role": "user", "content": entry["question"]}]
             if self.system:
                 prompt.insert(0, {"role": "system", "content": self.system})
-            rows.append({"prompt": prompt, **place, "index": index})
+            reference = self._to_reply(entry["answer"])
+            rows.append({"prompt": prompt, **place, "index": index, "reference": reference})
         return rows
+
+    def _to_reply(self, answer: str | None) -> str | None:
+        """A completion with this answer, which SFT can show a model; None without an answer."""
+        if answer is None or self.tag is None:
+            return answer
+        return f"<{self.tag}>{answer}</{self.tag}>"
 
     def make(self) -> "Question":
         return Question(self)

@@ -7,10 +7,13 @@ from typing import Literal
 from datasets import Dataset
 
 from runner.config.experiment import EnvironmentPart
+from runner.dataset.convert import RowRequest
+from runner.dataset.converted_rows import convert_rows
 from runner.errors import ConfigError, DataError, Fault, describe
 from runner.generate.environment.contract import open_environment, remembered_rows
 from runner.generate.episode import ROW
 from runner.io.files import JsonObject
+from runner.schema.role import Role
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +21,7 @@ log = logging.getLogger(__name__)
 def environment_rows(
     environment: EnvironmentPart | None = None,
     *,
-    form: Literal["prompt"] = "prompt",
+    form: Literal["prompt", "prompt_completion"] = "prompt",
     limit: dict[Literal["train", "eval"], int | None] | None = None,
     seed: int = 0,
     to: str | None = None,
@@ -27,9 +30,14 @@ def environment_rows(
     """The training rows and the held-out rows of an environment, which the runner serves.
 
     ``limit`` is of each of them. All columns stay: the environment begins an episode by them.
+    Of ``form`` prompt_completion, each row becomes an example of the answer in its ``reference``.
     """
     if environment is None:
         raise ConfigError(_without_environment())
+    if form == "prompt_completion" and to != "prompt":
+        with_answers = environment_rows(environment, limit=limit, seed=seed)
+        examples = [_to_examples(environment, rows, to or "") for rows in with_answers if rows]
+        return examples[0], examples[1] if len(examples) > 1 else None
     limits = limit or {}
     seed = seed if environment.seed is None else environment.seed
     train = _make_rows(environment, environment.size, limits.get("train"), seed, held_out=False)
@@ -45,6 +53,24 @@ def environment_rows(
             many = f"{shared} of {len(held_out)}"
             log.warning("environment: %s held-out prompts are also trained on", many)
     return train, held_out
+
+
+def _to_examples(environment: EnvironmentPart, rows: Dataset, to: str) -> Dataset:
+    """The rows with an answer in the form ``to``; ConfigError where the source gives none."""
+    if "reference" in rows.column_names:
+        rows = rows.filter(lambda row: bool(row["reference"]))
+    if "reference" not in rows.column_names or not len(rows):
+        raise ConfigError(
+            Fault(
+                where="dataset.form",
+                found=f"prompt_completion, but {environment.target} gives no answers",
+                expected="rows with a text in reference, or episodes that are played",
+                fix="=prompt with trainer=grpo, or another environment",
+            )
+        )
+    columns: dict[Role, str] = {"prompt": "prompt", "completion": "reference"}
+    request = RowRequest("prompt_completion", columns, to=to, keep=())
+    return convert_rows(rows.select_columns([*columns.values()]), request, "environment")
 
 
 def _without_environment() -> Fault:

@@ -67,6 +67,7 @@ from runner.training.components.trainer_parts import (
     trainer_sampling,
 )
 from runner.training.components.training_rows import (
+    TrainingRows,
     load_training_rows,
     write_prompts,
 )
@@ -74,6 +75,7 @@ from runner.training.components.turn_weights import with_turn_weights
 from runner.training.components.types import Components, OfferedParts
 from runner.training.curriculum import RowCurriculum
 from runner.training.dynamic_sampling import DynamicSampling
+from runner.training.first_rollouts import FirstRollouts
 from runner.training.health import build_health
 from runner.training.hooks import ExchangingContext, Hooks
 from runner.training.precompute import precompute_by_default
@@ -105,12 +107,8 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     rewards = build_rewards(experiment, args, agent, calls)
     reward_models = to_model_rewards(rewards, tokenizer, args)
     if are_chats(experiment, args, tokenizer, rows.train, agent):
-        rows = check_chats(experiment, tokenizer, rows)
-        if any(map(carries_weights, rows.sets)):
-            experiment = with_turn_weights(experiment, args, rows.train)
-            rules = build_rules(experiment.weights)
-        if part.form == "prompt" and hasattr(args, "chat_template_kwargs"):
-            rows = rows.map(functools.partial(write_prompts, tokenizer, args))
+        experiment, rows = _fit_chats(experiment, args, tokenizer, rows)
+        rules = build_rules(experiment.weights)
     if not rules:
         precompute_by_default(run, args, rows.train, rows.held_out)
 
@@ -144,6 +142,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         on_loss=health.observe_loss,
         on_log=functools.partial(adjust_logs, adjustments) if adjustments else None,
         samples=build_samples(run, tokenizer, rewards),
+        on_rollout=FirstRollouts(run).observe,
         reward_means=rewards.panel.pop_means if rewards.panel else None,
         make_optimizer=optimizer_maker(experiment.optimizer),
         make_schedule=schedule_maker(experiment.optimizer),
@@ -163,6 +162,21 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     return Components(
         args, tokenizer, rows.train, rows.held_out, trainer, health, seal, trackers, adjustments
     )
+
+
+def _fit_chats(
+    experiment: Experiment,
+    args: TrainingArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: TrainingRows,
+) -> tuple[Experiment, TrainingRows]:
+    """Rows that are chats, checked, and the experiment with the weights of their turns."""
+    rows = check_chats(experiment, tokenizer, rows)
+    if any(map(carries_weights, rows.sets)):
+        experiment = with_turn_weights(experiment, args, rows.train)
+    if experiment.trainer.form == "prompt" and hasattr(args, "chat_template_kwargs"):
+        rows = rows.map(functools.partial(write_prompts, tokenizer, args))
+    return experiment, rows
 
 
 def _build_seal(run: Run, args: TrainingArguments) -> Seal:
