@@ -33,7 +33,8 @@ class Curriculum:
     def record(self, row: int, rewards: Sequence[float]) -> None:
         """Take in what completions of a row have earned."""
         key = self.keys[row]
-        self.rewards[key] = [*self.rewards.get(key, []), *rewards][-MEMORY:]
+        known = self.rewards.get(key, [])
+        self.rewards[key] = [*known, *rewards][-MEMORY:]
 
     def weights(self) -> list[float]:
         """The weight of each row, from MIN_WEIGHT to 1."""

@@ -3,12 +3,15 @@
 import contextlib
 import os
 import signal
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import datasets
 import torch
 
+from runner.errors import RunnerError
+from runner.io.files import JsonObject, read_json, write_json
 from runner.io.terminal import HidingLog
 from runner.launch import processes
 
@@ -52,3 +55,28 @@ def run_apart(call: Callable[[], int], log: Path, cache: Path) -> int:
         status = os.waitpid(process, 0)[1]
         output.wait()
     return os.waitstatus_to_exitcode(status)
+
+
+def ask_apart(call: Callable[[], JsonObject], folder: Path, name: str) -> JsonObject:
+    """The figures that a call in a process of its own gives; of one that fails, only ``why``.
+
+    Its log and its cache lie in the folder, which is made, and its figures in ``<name>.json``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    result_path = folder / f"{name}.json"
+    result_path.unlink(missing_ok=True)
+
+    def write_result() -> int:
+        try:
+            result = call()
+        except Exception as error:  # whatever a trainer, a model or a reward may raise
+            traceback.print_exc()
+            why = f"{type(error).__name__}: {error}"
+            if isinstance(error, RunnerError):
+                why = error.faults[0].found
+            result = {"why": why.splitlines()[0]}
+        write_json(result_path, result)
+        return 0
+
+    run_apart(write_result, folder / "log.txt", folder / "cache")
+    return read_json(result_path) or {"why": "its process was killed"}

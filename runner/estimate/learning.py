@@ -4,7 +4,6 @@ Only here the real model is asked, as far as its weights are on this machine and
 its processor. Nothing is downloaded and nothing is trained.
 """
 
-import traceback
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -12,11 +11,10 @@ from typing import TypeAlias
 import torch
 
 from runner.config.experiment import Experiment
-from runner.errors import RunnerError
-from runner.estimate.apart import run_apart
+from runner.estimate.apart import ask_apart
 from runner.estimate.case import Case, model_of
 from runner.estimate.model_weights import LOADERS, source_of
-from runner.io.files import read_json, write_json
+from runner.io.files import JsonObject
 from runner.io.hub import is_cached
 from runner.io.visible import to_visible
 from runner.model.clone import Source, count_weights
@@ -86,25 +84,13 @@ def _is_here(source: Source) -> bool:
 
 def _sample_apart(case: Case, sample: Sample, folder: Path) -> str:
     """The forecast of a case by completions that are sampled in a process of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    result_path = folder / "learning.json"
-    result_path.unlink(missing_ok=True)
 
-    def sample_here() -> int:
-        try:
-            # The rows of this configuration are the first ones, which the smoke run has stored.
-            rewards = sample(Experiment.read(case.small.unreduced))
-            write_json(result_path, {"groups": rewards.groups, "has_answers": rewards.has_answers})
-        except Exception as error:  # whatever a model or a reward may raise
-            traceback.print_exc()
-            why = f"{type(error).__name__}: {error}"
-            if isinstance(error, RunnerError):
-                why = error.faults[0].found
-            write_json(result_path, {"why": why.splitlines()[0]})
-        return 0
+    def sample_here() -> JsonObject:
+        # The rows of this configuration are the first ones, which the smoke run has stored.
+        rewards = sample(Experiment.read(case.small.unreduced))
+        return {"groups": rewards.groups, "has_answers": rewards.has_answers}
 
-    run_apart(sample_here, folder / "log.txt", folder / "cache")
-    result = read_json(result_path) or {"why": "the process that sampled was killed"}
+    result = ask_apart(sample_here, folder, "learning")
     if "why" in result:
         return f"unknown: {result['why']}"
     rewards = FirstRewards(result["groups"], result["has_answers"])

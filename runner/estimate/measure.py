@@ -8,7 +8,6 @@ import copy
 import itertools
 import json
 import re
-import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,12 +20,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import PreTrainedModel, Trainer
 
 from runner.config.experiment import Experiment
-from runner.errors import RunnerError
-from runner.estimate.apart import run_apart
+from runner.estimate.apart import ask_apart
 from runner.estimate.memory import RECOMPUTE, MeasuredStep, autocasts
 from runner.estimate.model_weights import ModelWeights, Shape, source_of, trunks_of
 from runner.estimate.steps import cycle_of
-from runner.io.files import read_json, write_json
+from runner.io.files import JsonObject
 from runner.run import open_run
 from runner.schema.text import Config
 from runner.schema.upstream import config_fields
@@ -40,24 +38,11 @@ GRADIENT = "runner.gradient"
 
 def measure_small(cfg: Config, gpu: bool, folder: Path) -> tuple[MeasuredStep | None, str]:
     """A step of a run in small, in the precision of a GPU or of this CPU, or why there is none."""
-    folder.mkdir(parents=True, exist_ok=True)
-    result_path = folder / "measured.json"
-    result_path.unlink(missing_ok=True)
 
-    def measure() -> int:
-        try:
-            step = measure_step(cfg, gpu, folder)
-            write_json(result_path, {"step": asdict(step)})
-        except Exception as error:  # whatever a trainer may raise
-            traceback.print_exc()
-            why = f"{type(error).__name__}: {error}"
-            if isinstance(error, RunnerError):
-                why = error.faults[0].found
-            write_json(result_path, {"why": why.splitlines()[0]})
-        return 0
+    def measure() -> JsonObject:
+        return {"step": asdict(measure_step(cfg, gpu, folder))}
 
-    run_apart(measure, folder / "log.txt", folder / "cache")
-    result = read_json(result_path) or {"why": "the process that measured it was killed"}
+    result = ask_apart(measure, folder, "measured")
     if "step" not in result:
         return None, result["why"]
     figures = dict(result["step"])

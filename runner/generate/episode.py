@@ -137,7 +137,10 @@ def respond(
     calls = []
     for episode, message in zip(episodes, messages, strict=True):
         calls.append(partial(episode.environment.respond, message))
-    return [[dict(turn) for turn in reply or ()] for reply in _ask(episodes, calls, maker)]
+    turns = []
+    for reply in _ask(episodes, calls, maker):
+        turns.append([dict(turn) for turn in reply or ()])
+    return turns
 
 
 def earn(episodes: Sequence[Episode], environment: Environment) -> None:

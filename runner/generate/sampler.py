@@ -425,7 +425,10 @@ def decode_step(
     # Not every architecture counts positions.
     arguments = {"position_ids": position_ids, "logits_to_keep": 1}
     names = _arguments_of(type(model).forward)
-    taken: dict[str, Any] = {name: value for name, value in arguments.items() if name in names}
+    taken: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if name in names:
+            taken[name] = value
     cache_name = cache_argument(type(model).forward)
     if cache_name is not None:
         taken[cache_name] = cache

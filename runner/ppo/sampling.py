@@ -135,7 +135,8 @@ def roll_out_by_function(
     fits_rows = all(len(values) == len(rows) for values in lists)
     lengths = [len(ids) for ids in completion_ids]
     fits_logprobs = lengths == [len(values) for values in logprobs]
-    fits_masks = lengths == [len(mask) for mask in masks] and all(map(any, masks))
+    has_policy = all(map(any, masks))
+    fits_masks = has_policy and lengths == [len(mask) for mask in masks]
     if not (fits_rows and fits_logprobs and fits_masks):
         raise ConfigError(
             Fault(

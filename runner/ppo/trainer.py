@@ -224,7 +224,8 @@ class PPOTrainer(Trainer):
 
     def largest_count(self, count: int) -> int:
         """The largest of the counts that the processes have."""
-        return int(self.accelerator.gather(torch.tensor([count], device=self.args.device)).max())
+        own_count = torch.tensor([count], device=self.args.device)
+        return int(self.accelerator.gather(own_count).max())
 
     # --- The log
 

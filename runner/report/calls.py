@@ -59,5 +59,6 @@ def count_calls(run: RunRecord) -> dict[str, str]:
         failures[call["name"]] += "error" in call
     texts = {}
     for name, count in counts.items():
-        texts[name] = f"{count}, {number(100 * failures[name] / count, 2)} % failed"
+        share = number(100 * failures[name] / count, 2)
+        texts[name] = f"{count}, {share} % failed"
     return texts

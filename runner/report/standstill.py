@@ -45,7 +45,9 @@ def describe_standstill(run: RunRecord, held_out: Sequence[Change]) -> str | Non
         if figure.kind == "loss" and is_moved:
             return None
     third = len(values) // 3
-    change = f"{number(fmean(values[:third]))} -> {number(fmean(values[-third:]))}"
+    before = number(fmean(values[:third]))
+    after = number(fmean(values[-third:]))
+    change = f"{before} -> {after}"
     steps = plural(run.status["step"], "step")
 
     # What to type.
@@ -102,10 +104,15 @@ def describe_worse_steps(run: RunRecord) -> str | None:
         return None
     third = len(values) // 3
     direction = 1 if name == "loss" else -1
-    beginnings = [fmean(values[:count]) for count in (len(values) // 8, third)]
-    before = direction * max(direction * beginning for beginning in beginnings)
+    eighth = len(values) // 8
+    first_eighth = fmean(values[:eighth])
+    first_third = fmean(values[:third])
+    if direction > 0:
+        before = max(first_eighth, first_third)
+    else:
+        before = min(first_eighth, first_third)
     after = fmean(values[-third:])
-    error = scatter_of(values) * math.sqrt(1 / (len(values) // 8) + 1 / third)
+    error = scatter_of(values) * math.sqrt(1 / eighth + 1 / third)
     if direction * (after - before) <= CERTAIN_SIGMAS * error:
         return None
     change = f"{name} {number(before)} -> {number(after)}"

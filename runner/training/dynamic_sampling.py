@@ -128,8 +128,10 @@ class DynamicSampling:
                 further_rows = _rows_of(trainer, [drawn[group] for group in alike])
                 further = _sample(trainer, further_rows, self.score)
                 further_differ = further.differ(size)
+                scores_PG = scores_B.view(-1, size)
+                further_scores_PG = further.totals_B.view(-1, size)
                 for index, group in enumerate(alike):
-                    scores_B.view(-1, size)[group] = further.totals_B.view(-1, size)[index]
+                    scores_PG[group] = further_scores_PG[index]
                     if further_differ[index]:
                         groups.replace(group, size, further, index)
                         exchanged += 1

@@ -174,7 +174,8 @@ def _write_fp8(run: RunRecord, new: Path, plain: Path, dtype: str, trust: bool) 
 
     with quiet():
         rounded = write_fp8(plain, new, trust=trust)
-    megabytes = number(sum(file.stat().st_size for file in new.glob("*.safetensors")) / 1e6, 3)
+    size = sum(file.stat().st_size for file in new.glob("*.safetensors"))
+    megabytes = number(size / 1e6, 3)
     note = (
         f"linear layers in FP8, read back: no logit differs by more than "
         f"{number(rounded.rounded, 2)}; the largest logit is {number(rounded.largest, 3)}; "

@@ -1,4 +1,4 @@
-"""What the start model of a run earns on its first prompts, of which nothing is trained."""
+"""The rewards of the start model of a run on its first prompts, of which nothing is trained."""
 
 from runner.config.experiment import Experiment
 from runner.generate.completion import TextGenerator, context_length

@@ -84,7 +84,8 @@ class Groups(Completions):
         }
         if inputs.get("ref_per_token_logps") is not None:
             given["ref_log_probs"] = inputs["ref_per_token_logps"]
-        losses = losses_of(self.hooks.loss, given, [(len(mask), mask.size(1)), (len(mask), 1)])
+        rows, tokens = mask.shape
+        losses = losses_of(self.hooks.loss, given, [(rows, tokens), (rows, 1)])
         if "importance_sampling_ratio" in inputs:  # of the policy to vLLM
             losses = losses * inputs["importance_sampling_ratio"]
 

@@ -90,7 +90,10 @@ def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
         yield from _find_arguments_given_twice(loss, kind, trainer.name)
         # The settings of TRL's own loss, which a loss of the user's replaces.
         args = context.args
-        overruled = [name for name, off in upstream.OWN_LOSS.items() if args.get(name, off) != off]
+        overruled = []
+        for name, off in upstream.OWN_LOSS.items():
+            if args.get(name, off) != off:
+                overruled.append(name)
         is_plain = args.get("loss_type", "nll") in upstream.PLAIN_LOSS_TYPES
         if not is_plain and kind not in upstream.OF_SAMPLES:
             overruled.append("loss_type")

@@ -139,7 +139,10 @@ class Question:
             self._answer = text.strip()
             return
         begin = text.rpartition(f"<{tag}>")[2]
-        self._answer = begin.partition(f"</{tag}>")[0].strip() if f"</{tag}>" in begin else None
+        answer, end, _ = begin.partition(f"</{tag}>")
+        self._answer = None
+        if end:
+            self._answer = answer.strip()
 
     def get_reward(self) -> dict[str, float]:
         score = float(self._dataset.score_answer(self._answer, self._question))

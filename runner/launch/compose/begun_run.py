@@ -48,7 +48,8 @@ def _with_begun_sampler(composed: Composed) -> Composed:
     if folder_of(composed.cfg, composed.overrides).is_dir():
         return composed
     # Its config names none later either, as above.
-    trainer = {name: value for name, value in composed.cfg["trainer"].items() if name != SAMPLER}
+    trainer = dict(composed.cfg["trainer"])
+    trainer.pop(SAMPLER, None)
     cfg = {**composed.cfg, "trainer": trainer}
     run = Run(folder_of(cfg, composed.overrides))
     if not (run.folder / "config.yaml").is_file() or select(run.cfg, SAMPLER_KEY) is not None:

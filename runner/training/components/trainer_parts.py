@@ -100,7 +100,10 @@ def build_collator(
         "pad_token_id": tokenizer.pad_token_id,
         "inner": inner,
     }
-    unset = {name: served for name, served in offered.items() if name not in part.node}
+    unset = {}
+    for name, served in offered.items():
+        if name not in part.node:
+            unset[name] = served
     collator: Callable[..., dict[str, Any]] = serve(part.node, **unset)
     return collator
 
