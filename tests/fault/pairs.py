@@ -37,7 +37,7 @@ MORE = dict.fromkeys(
 )
 MORE |= dict.fromkeys(("gkd", "online_dpo"), ("trainer.args.max_new_tokens=8",))
 MORE |= {"ppo": ("trainer.args.response_length=8",)}
-UNNAMED = ("hub", "local")  # that have no rows of their own
+UNNAMED = ("environment", "hub", "local")  # that have no rows of their own
 
 
 def fitting_pairs() -> list[tuple[str, str]]:

@@ -254,6 +254,8 @@ def changed(old: Any) -> Any:
         return not old
     if isinstance(old, int | float):
         return old + 1
+    if old == "runner":  # as a sampler; null is that of TRL
+        return None
     return (
         f"{old}-other"
         if isinstance(old, str)

@@ -220,9 +220,7 @@ def made_up(way: str, when: int) -> Iterator[None]:
         "runner.command._finish.write_plots": nothing,
         "runner.run.manifest.installed_version": nothing,
         "runner.run.manifest.run_git": nothing,
-        "runner.training.beginning.collect_facts": lambda components: {
-            "data": {"train": {"rows": 1}}
-        },
+        "runner.training.beginning.collect_facts": lambda *args: {"data": {"train": {"rows": 1}}},
         "runner.training.beginning.find_process_dependence": nothing,
         "runner.training.beginning.held_out_scores": scores,
         "runner.training.checkpoint.find_unsaved": lambda *args: [],

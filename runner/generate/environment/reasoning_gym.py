@@ -170,7 +170,6 @@ def _find_setting_faults(task: str, settings: Mapping[str, Any], config: str) ->
         )
 
 
-@lru_cache(maxsize=1)
 def find_tasks() -> dict[str, str]:
     """The class of the settings of each task, as the package's sources register them.
 
@@ -179,7 +178,11 @@ def find_tasks() -> dict[str, str]:
     package = find_spec("reasoning_gym")
     if package is None or not package.origin:
         return {}
-    root = Path(package.origin).parent
+    return _tasks_below(Path(package.origin).parent)
+
+
+@lru_cache(maxsize=1)
+def _tasks_below(root: Path) -> dict[str, str]:
     tasks = {}
     for file in sorted(root.rglob("*.py")):
         text = file.read_text(encoding="utf-8")

@@ -218,4 +218,8 @@ def _count_completions(step: Step) -> int:
 
 def _margins_of(step: Step) -> list[float]:
     """The margins between the two completions of a prompt that a trainer has noted."""
-    return [step.noted[name] for name in (PAIRS_APART, MARGINS[0]) if name in step.noted]
+    margins = []
+    for name in (PAIRS_APART, MARGINS[0]):
+        if name in step.noted:
+            margins.append(step.noted[name])
+    return margins

@@ -113,7 +113,10 @@ def play_batch(agent: Agent, hooks: Hooks, prompts: Sequence[Any], trainer: Trai
     logprobs = []
     for episode in episodes:
         own_logprobs = iter(episode.logprobs)
-        logprobs.append([next(own_logprobs) if is_own else 0.0 for is_own in episode.own])
+        episode_logprobs = []
+        for is_own in episode.own:
+            episode_logprobs.append(next(own_logprobs) if is_own else 0.0)
+        logprobs.append(episode_logprobs)
     return {
         "prompt_ids": [list(episode.prompt_ids) for episode in episodes],
         "completion_ids": [episode.token_ids for episode in episodes],

@@ -14,6 +14,8 @@ class ChainSumConfig:
 
     min_terms: int = 1
     max_terms: int = 2
+    min_digits: int = 1
+    max_digits: int = 1
     seed: int | None = None
     size: int = 500
 
