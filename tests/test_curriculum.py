@@ -1,27 +1,19 @@
 """``trainer.curriculum``: rows that are solved always or never are drawn less."""
 
 import json
-import shutil
-import sys
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset
+from going_on import check_going_on
 
 from runner.dataset.curriculum import MEMORY, MIN_WEIGHT, Curriculum, curriculum_keys
 from runner.errors import ConfigError, DataError
 from runner.generate.sampler import seeded_generator
-from runner.io.files import files_of
 from runner.launch.compose.stages import compose_runs
-from runner.run.history import read_metrics
 from runner.training.curriculum import MEMORY_FILE, RowCurriculum
-
-sys.path.append(str(Path(__file__).parent / "fault"))
-
-from kill import timeless
 
 NAN = float("nan")
 
@@ -126,17 +118,7 @@ def test_a_curriculum_is_stored_in_checkpoints_and_a_resume_ends_with_the_same_b
         "ppo": ["trainer.args.per_device_train_batch_size=4", "trainer.args.response_length=12"],
     }[trainer]
     run = train(*words).run
-    lines = timeless(read_metrics(run.metrics))
     memory = json.loads((run.checkpoints / "checkpoint-6" / MEMORY_FILE).read_text())
     assert len(memory) >= 4
     assert {len(rewards) % 4 for rewards in memory.values()} == {0}
-
-    weights = {name: digest for name, digest in files_of(run.model).items() if "safe" in name}
-    shutil.rmtree(run.model)
-    shutil.rmtree(run.checkpoints / "checkpoint-6")
-    run.set_status("running", step=5)
-    assert train(*words).code == 0
-    assert "resumes   from step 4" in run.log.read_text()
-    assert timeless(read_metrics(run.metrics)) == lines
-    again = {name: digest for name, digest in files_of(run.model).items() if "safe" in name}
-    assert again == weights
+    check_going_on(train, words, run)

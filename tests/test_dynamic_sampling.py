@@ -1,18 +1,16 @@
 """``trainer.dynamic_sampling``: prompts of TRL's trainers whose completions all earn the same."""
 
-import shutil
-import sys
-from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
 import torch
+from going_on import check_going_on
 
 from runner.config.composition import compose
 from runner.errors import ConfigError, RunnerError
 from runner.generate.completion import Completion
-from runner.io.files import files_of, read_rows
+from runner.io.files import read_rows
 from runner.launch.compose.stages import compose_runs
 from runner.reward.panel import ScoredCompletions, find_differing_groups
 from runner.run.history import read_metrics
@@ -23,10 +21,6 @@ from runner.training.dynamic_sampling import (
     SampledGroups,
     _replay_completions,
 )
-
-sys.path.append(str(Path(__file__).parent / "fault"))
-
-from kill import timeless
 
 
 def test_groups_differ_by_what_they_earned():
@@ -147,7 +141,7 @@ def test_groups_without_a_signal_give_way_and_a_resume_ends_with_the_same_bits(t
     done = train(*words, "trainer.dynamic_sampling=4")
     assert (plain.code, done.code) == (0, 0)
     run = done.run
-    lines = timeless(read_metrics(run.metrics))
+    lines = read_metrics(run.metrics)
 
     def share(lines):
         return fmean(
@@ -163,13 +157,4 @@ def test_groups_without_a_signal_give_way_and_a_resume_ends_with_the_same_bits(t
     assert bool(rewards) == (trainer == "grpo")  # of two generations, the file knows the last one
     assert all(reward["exact_match"] in (0.0, 1.0) for reward in rewards)
 
-    weights = {name: digest for name, digest in files_of(run.model).items() if "safe" in name}
-    shutil.rmtree(run.model)
-    shutil.rmtree(run.checkpoints / "checkpoint-6")
-    run.set_status("running", step=5)
-    assert train(*words, "trainer.dynamic_sampling=4").code == 0
-    assert "resumes   from step 4" in run.log.read_text()
-    for line, line_before in zip(timeless(read_metrics(run.metrics)), lines, strict=True):
-        assert line == line_before
-    again = {name: digest for name, digest in files_of(run.model).items() if "safe" in name}
-    assert again == weights
+    check_going_on(train, [*words, "trainer.dynamic_sampling=4"], run)

@@ -3,14 +3,12 @@
 import ast
 import copy
 import inspect
-import shutil
-import sys
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from going_on import check_going_on
 from needs import ON_CPU, TRAINERS, needed
 from tiny_ppo import END, PAD, WORDS, letter_model, lora
 from transformers import GenerationConfig, GenerationMixin
@@ -27,18 +25,12 @@ from runner.generate import generate_call
 from runner.generate.generate_call import find_lack, generating
 from runner.generate.padding import pad
 from runner.generate.sampler import Sampling, sample, seeded_generator, uniform
-from runner.io.files import files_of
 from runner.launch.compose.stages import compose_runs, faults_of
 from runner.run import Run, open_run
-from runner.run.history import read_metrics
 from runner.run.key import key_of
 from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.training.trainer_sampler import TrainerSampler
-
-sys.path.append(str(Path(__file__).parent / "fault"))
-
-from kill import timeless
 
 PROMPTS = [[0, 1, 2], [3], [4, 5, 6, 7, 8, 9], [0, 1, 2], [3]]
 SAMPLING = sorted(
@@ -505,14 +497,5 @@ def test_a_run_that_resumes_ends_with_the_same_bits(train, trainer):
         "gkd": [*needed("gkd"), "trainer.args.gradient_accumulation_steps=2"],
     }[trainer]
     run = train(*words).run
-    lines = timeless(read_metrics(run.metrics))
-    weights = {name: digest for name, digest in files_of(run.model).items() if "safe" in name}
     assert run.cfg["trainer"]["sampler"] == "runner"
-    shutil.rmtree(run.model)
-    shutil.rmtree(run.checkpoints / "checkpoint-6")
-    run.set_status("running", step=5)
-    assert train(*words).code == 0
-    assert "resumes   from step 4" in run.log.read_text()
-    assert timeless(read_metrics(run.metrics)) == lines
-    again = {name: digest for name, digest in files_of(run.model).items() if "safe" in name}
-    assert again == weights
+    check_going_on(train, words, run)

@@ -28,10 +28,10 @@ def roll_out_groups(trainer: Trainer, prompts: Sequence[Row]) -> Rollout:
     args = trainer.args
     rollout = _roll_out_prompts(trainer, prompts, "train")
     exchanged = 0
+    if args.dynamic_sampling:
+        trainer.first_scores_B = _scores(trainer, rollout)
     for number in range(args.dynamic_sampling):
         differ = _find_differing_groups(trainer, rollout)
-        if number == 0:
-            trainer.first_scores_B = _scores(trainer, rollout)
         if not trainer.largest_count(differ.count(False)):
             break
         # A prompt may be exchanged only for the one drawn for its own place, so that the number of

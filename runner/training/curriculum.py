@@ -62,9 +62,7 @@ class RowCurriculum(TrainerCallback):
         """The numbers of the rows for so many prompts of this process."""
         args = trainer.args
         generator = seeded_generator(self.seed, "curriculum", *purpose)
-        everyone = self.of(trainer).draw(prompts * args.world_size, generator)
-        first = args.process_index * prompts
-        return everyone[first : first + prompts]
+        return own_share(self.of(trainer).draw(prompts * args.world_size, generator), args)
 
     def record(self, trainer: Trainer, numbers: Sequence[int], scores_B: Tensor) -> None:
         """Take in what the completions of rows have earned, NaN where there are none.
@@ -85,3 +83,10 @@ class RowCurriculum(TrainerCallback):
         numbers = self.draw(trainer, len(rows), trainer.state.global_step)
         yield [trainer.train_dataset[number] for number in numbers]
         self.record(trainer, numbers, trainer.first_scores_B)
+
+
+def own_share(numbers: list[int], args: TrainingArguments) -> list[int]:
+    """The share of this process in what was drawn for all of them."""
+    size = len(numbers) // args.world_size
+    first = args.process_index * size
+    return numbers[first : first + size]

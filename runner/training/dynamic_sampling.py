@@ -33,7 +33,7 @@ from runner.io.temporary import temporarily
 from runner.io.turns import TEMPLATE_ARGUMENTS, Row
 from runner.model.encoding import encode_prompt, tokenizer_of
 from runner.reward.panel import ScoredCompletions, find_differing_groups, watch_reward
-from runner.training.curriculum import RowCurriculum
+from runner.training.curriculum import RowCurriculum, own_share
 
 # From completions, their rows, the state of the training and a number of tokens to the rewards of
 # each token [B, R] and the sums of each reward [B, F], as ``generate.earned.Rewards`` gives them.
@@ -160,9 +160,7 @@ class DynamicSampling:
         generator = seeded_generator(self.seed, "further", self.step, self.generations, number)
         total = prompts * args.world_size
         everyone = torch.randint(len(trainer.train_dataset), (total,), generator=generator)
-        first = args.process_index * prompts
-        numbers: list[int] = everyone[first : first + prompts].tolist()
-        return numbers
+        return own_share(everyone.tolist(), args)
 
 
 def _rows_of(trainer: Trainer, numbers: Sequence[int]) -> list[Row]:
