@@ -12,7 +12,6 @@ from runner.errors import ConfigError, DataError
 from runner.generate.episode import settle
 from runner.generate.tool_guard import guard_environment
 
-pytest.importorskip("aiohttp")
 HERE = Path(__file__).parent
 OURS = HERE / "verifiers_environments"
 IS_REAL = find_spec("verifiers") is not None
