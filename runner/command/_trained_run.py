@@ -19,12 +19,8 @@ from runner.run.weights import find_weights
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-PARTS = (
-    "model",
-    "dataset",
-    "environment",
-    "quant",
-)  # of a configuration, which a model is asked with
+# Of a configuration, which a model is asked with.
+PARTS = ("model", "dataset", "environment", "quant")
 
 
 @dataclass(frozen=True, repr=False)
