@@ -327,7 +327,12 @@ def find_flag_faults(line: CommandLine, flags: Mapping[str, str], menu: Options)
         elif line.verb != "train":
             yield _verb_flag_fault(line.verb, name, value)
         elif not any(fault.where.endswith(name) for fault in faults):
-            yield Fault(where=f"--{name}", found=NO_FLAG, expected="key=value", fix=typed[name])
+            yield Fault(
+                where=f"--{name}",
+                found=NO_FLAG,
+                expected="key=value",
+                fix=typed[name],
+            )
 
 
 def _check_keys(line: CommandLine, words: list[str]) -> list[Fault]:
