@@ -1569,11 +1569,19 @@ def test_a_name_that_is_no_plain_one_is_refused(tmp_path, monkeypatch, capsys, w
 
 
 @pytest.mark.slow
-def test_without_a_menu_it_only_prints(tmp_path, monkeypatch, capsys):
+def test_in_an_empty_folder_it_writes_an_experiment_that_the_next_command_finds(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    assert main(["import", str(SAMPLES / "trl_sft.yaml")]) == 0
+    words = ["import", str(SAMPLES / "axolotl_dpo.yaml")]
+    assert main([*words, "to=none"]) == 0
     assert "printed only" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "written   conf/experiment/axolotl_dpo.yaml" in out
+    (command,) = re.findall(r"^next +python -m runner (.+)$", out, re.MULTILINE)
+    assert main([*command.split(), "--dry-run"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,24 @@
 """Turns somebody else's configuration into an experiment, and lists what became of each key."""
 
 import re
-import tempfile
 import textwrap
 from pathlib import Path
 
 from runner.command import CommandLine
-from runner.command._editor_schemas import FOLDER, schema_line
+from runner.command._import_folder import import_folder
 from runner.command._import_text import WIDTH, describe, quoted_words, to_file
+from runner.command._imported_experiment import HERE, check_free, faults_of, write_experiment
 from runner.command._option import read_options
 from runner.command.import_options import Options
-from runner.config.composition import compose
 from runner.errors import ConfigError, Fault
 from runner.importers.draft import Draft
 from runner.importers.foreign_file import read_file
 from runner.importers.translate import MAX_NAME_LETTERS, name_of, translate
-from runner.io.files import MENU, write_text
+from runner.io.files import MENU
 from runner.io.terminal import print_visible
-from runner.launch.compose import stages
 from runner.validate.values_at_keys import is_folder_name
 
-HERE = Path("conf/experiment")
+PRINTED_ONLY = "none"  # the value of to= with which nothing is written
 
 
 def main(line: CommandLine) -> int:
@@ -32,40 +30,30 @@ def main(line: CommandLine) -> int:
             Fault(
                 where="FILE",
                 found=found,
-                expected="one file",
+                expected="one file, or one folder of them",
                 fix="python -m runner import <file>",
             )
         )
-    reading = read_file(Path(line.runs[0]), options.dialect)
+    source = Path(line.runs[0])
+    if source.is_dir():
+        import_folder(source, options)
+        return 0
+    reading = read_file(source, options.dialect)
     name = _name_of_experiment(options, reading.path)
     target = None
-    if options.to is not None:
-        target = Path(options.to)
-    elif HERE.is_dir() or options.name is not None:
-        target = HERE / f"{name}.yaml"
+    if options.to != PRINTED_ONLY:
+        target = Path(options.to or HERE / f"{name}.yaml")
+        check_free(target, force=options.force)
     draft = translate(reading, name, options.trainer)
     text = to_file(draft)
-    if target and (target.parent.parent / FOLDER / "experiment.json").is_file():
-        text = text.replace("\n# cost:", f"\n{schema_line(text, 'experiment')}\n# cost:", 1)
-    if target and target.exists() and not options.force:
-        raise ConfigError(
-            Fault(
-                where=str(target),
-                found="it already exists",
-                expected="a free name",
-                fix="name=<another>, or force=true",
-            )
-        )
-    print_visible(text)
     if target:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_text(target, text)
-        words = _words_to_check(draft, target)
-    else:
-        words = ["import", *line.runs, *line.overrides, f"to={HERE / name}.yaml"]
-    written = "printed only: there is no conf/experiment here; name=<word> makes it"
-    if target:
+        text = write_experiment(text, target, force=options.force)
+        words = _words_to_train(draft, target)
         written = f"written   {target}"
+    else:
+        words = ["import", *line.runs, f"name={name}"]
+        written = "printed only"
+    print_visible(text)
     lines = [*describe(draft), "", written, *_describe_next(draft, text, words)]
     print_visible("\n".join(lines))
     return 0
@@ -78,7 +66,8 @@ def _name_of_experiment(options: Options, file: Path) -> str:
     """
     name = options.name
     if name is None:
-        name = name_of(file) if options.to is None else Path(options.to).stem
+        has_target = options.to not in (None, PRINTED_ONLY)
+        name = Path(str(options.to)).stem if has_target else name_of(file)
     if not is_folder_name(f"{name}.yaml") or not re.fullmatch(r"\w[\w.-]*", name):
         raise ConfigError(
             Fault(
@@ -91,26 +80,14 @@ def _name_of_experiment(options: Options, file: Path) -> str:
     return name
 
 
-def faults_of(name: str, text: str, words: list[str]) -> list[Fault]:
-    """The faults that keep an experiment from running; ``words`` have to be typed with it."""
-    with tempfile.TemporaryDirectory() as folder_name:
-        folder = Path(folder_name)
-        write_text(folder / "experiment" / f"{name}.yaml", text)
-        try:
-            composed = compose([f"experiment={name}", *words], [folder])
-            return stages.faults_of(composed, [folder])
-        except ConfigError as error:
-            return error.faults
-
-
 # --- The next command -----------------------------------------------------------------------------
-def _words_to_check(draft: Draft, target: Path) -> list[str]:
-    """The words that check the experiment where it was written."""
+def _words_to_train(draft: Draft, target: Path) -> list[str]:
+    """The words that train the experiment where it was written."""
     words = quoted_words(draft)
     folder = target.parent.parent
     if folder.resolve() not in (MENU, HERE.parent.resolve()):
         words += ["--config-dir", str(folder)]
-    return [*words, "--dry-run"]
+    return words
 
 
 def _describe_next(draft: Draft, text: str, words: list[str]) -> list[str]:

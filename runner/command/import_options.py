@@ -10,6 +10,7 @@ each of its keys.""",
 python -m runner import axolotl.yml
 python -m runner import train.sh name=mine         conf/experiment/mine.yaml
 python -m runner import train.sh to=my/experiment/mine.yaml force=true
+python -m runner import recipes/                   all files of a folder
 python -m runner import dpo.yaml dialect=trl trainer=dpo""",
     """\
 Reads YAML, JSON and shell scripts of Axolotl, LLaMA-Factory, ms-swift and TRL's
@@ -17,11 +18,13 @@ command line. Whose it is follows from its keys, or from dialect=axolotl,
 llama_factory, llama_factory_v1, swift or trl; trainer= is for files of TRL and
 of LLaMA-Factory's format v1 that do not say.""",
     """\
-It is written into conf/experiment/ of this folder, where there is such a
-folder, and is printed in any case. Nothing that is there is overwritten without
-force=true. Each key is listed as mapped, as the same by default, as without
-equivalent, or as being of the machine and not of the experiment. Files of
-DeepSpeed and accelerate, and the keys of FSDP, become words to type.""",
+It is written into conf/experiment/ of this folder (to=none only prints it), and
+printed with the command that trains it. Of a folder all files that train are
+written, and a table says how much of each came over. Nothing that is there is
+overwritten without force=true. Each key is listed as mapped, as the same by
+default, as without equivalent, or as being of the machine and not of the
+experiment. Files of DeepSpeed and accelerate, and the keys of FSDP, become
+words to type.""",
 )
 
 
