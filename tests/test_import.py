@@ -631,7 +631,7 @@ def test_a_mixture_of_a_recipe_for_trl_is_read(written):
     done = written(keys)
     assert done.reading.dialect == "trl"
     assert done.cfg["dataset"]["parts"]["d"]["config"] == "e"
-    assert done.cfg["dataset"]["parts"]["b"]["split"] == {"train": "train[:90%]"}
+    assert done.cfg["dataset"]["parts"]["b"]["split"] == {"train": "train[:45%]"}
 
 
 @pytest.mark.slow
