@@ -5,10 +5,12 @@ from importlib import import_module
 import pytest
 import yaml
 
+from runner.config.dialect import read_table
 from runner.errors import ConfigError
 from runner.importers.draft import Draft
 from runner.importers.foreign_file import read_file
 from runner.importers.translate import translate
+from runner.reward import rule
 
 verb = import_module("runner.command.import")
 
@@ -100,3 +102,121 @@ def test_a_mixer_of_one_set_is_one_set(recipe):
     assert draft.values["dataset"] == {"path": "o/a", "form": "preference"}
     assert draft.values["kl_coef"] == 0.1
     assert "takes its place" in notes_of(draft, "dataset_name")
+
+
+# --- Commands -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "trainer"),
+    [
+        ("accelerate launch --config_file zero3.yaml scripts/sft.py --config config.yaml", "sft"),
+        (
+            "accelerate launch --config_file=zero3.yaml src/open_r1/sft.py --config=config.yaml",
+            "sft",
+        ),
+        ("accelerate launch --config_file zero3.yaml scripts/run_dpo.py config.yaml", "dpo"),
+        ("accelerate launch --config_file zero3.yaml scripts/run_simpo.py config.yaml", "cpo"),
+        ("python scripts/run_cpt.py config.yaml", "sft"),
+    ],
+)
+def test_the_commands_of_recipes_are_read(recipe, tmp_path, command, trainer):
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump(BASE | {"learning_rate": 1e-5, "dataset_mixer": {"o/a": 1.0}})
+    )
+    (tmp_path / "zero3.yaml").write_text("distributed_type: DEEPSPEED\nnum_processes: 8\n")
+    text = f"ACCELERATE_LOG_LEVEL=info {command} --learning_rate=2e-6 --num_train_epochs 5\n"
+    draft = recipe(text, name="run.sh")
+    assert draft.trainer == trainer
+    assert draft.values["learning_rate"] == 2e-6
+    assert draft.values["model"]["path"] == "a/b"
+    assert draft.values["dataset"]["path"] == "o/a"
+    overridden = "config.yaml: learning_rate"
+    assert draft.keys[overridden] == 1e-5
+    assert "takes its place" in notes_of(draft, overridden)
+    if "zero3" in command:
+        assert draft.reading.devices == 8
+
+
+def test_a_script_that_only_has_such_a_name_is_none_of_theirs(recipe, tmp_path):
+    (tmp_path / "config.yaml").write_text("optimizer: {lr: 1}\n")
+    with pytest.raises(ConfigError, match="keys of its own"):
+        recipe("python scripts/sft.py --config config.yaml\n", name="run.sh")
+
+
+def test_a_recipe_that_is_not_there_is_asked_for(recipe):
+    with pytest.raises(ConfigError, match="which is not there"):
+        recipe("python scripts/run_sft.py recipes/none.yaml\n", name="run.sh")
+
+
+# --- Methods and rewards --------------------------------------------------------------------------
+
+
+def test_simpo_is_cpo_with_its_own_loss(recipe):
+    keys = {"beta": 2.5, "gamma_beta_ratio": 0.55, "dataset_mixer": {"o/a": 1.0}}
+    draft = recipe(BASE | keys, name="llama-simpo.yaml")
+    assert draft.trainer == "cpo"
+    wanted = {"loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": 1.375, "beta": 2.5}
+    args = draft.values["trainer"]["args"]
+    assert {name: args[name] for name in wanted} == wanted
+    assert kinds_of(draft, "gamma_beta_ratio") == kinds_of(draft, "beta") == {"mapped"}
+
+
+def test_rewards_of_open_r1_are_ours_or_are_asked_for(recipe):
+    keys = {
+        "dataset_name": "o/math",
+        "reward_funcs": ["accuracy", "format", "tag_count", "code", "cosine", "code_format"],
+        "reward_weights": [1.0, 0.5, 0.25, 2.0, 1.0, 1.0],
+        "code_language": "cpp",
+        "max_prompt_length": 512,
+    }
+    draft = recipe(BASE | keys, name="config_demo.yaml", trainer="grpo")
+    rewards = draft.values["reward"]
+    assert rewards["accuracy"]["_target_"] == "trl.rewards.accuracy_reward"
+    assert rewards["format"]["_target_"] == "runner.reward.rule.format_match"
+    assert rewards["tag_count"]["weight"] == 0.25
+    assert "```cpp" in rewards["code_format"]["pattern"]
+    assert rewards["code"] == {"_target_": "???", "weight": 2.0}
+    assert "counts tokens" in notes_of(draft, "reward_funcs")
+    assert not draft.overrides, "no module of Python's is typed"
+    text = verb.to_file(draft)
+    faults = " ".join(map(str, verb.faults_of(draft.name, text, [])))
+    assert "reward.code._target_" in faults
+    assert "reward.format" not in faults
+
+
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [
+        ("<think>\na\n</think>\n<answer>\n4\n</answer>", 1.0),
+        ("<think>\na\n</think>\n<answer>\n4\n</answer>\nmore", 1.0),
+        ("<think>\na\n</think>\n<answer>\n4\n</answer> more", 0.0),
+        ("so <think>\na\n</think>\n<answer>\n4\n</answer>", 0.0),
+    ],
+)
+def test_the_format_of_open_r1_is_theirs(completion, reward):
+    entry = read_table("trl").sections["rewards"]["format"]
+    settings = {"pattern": entry["pattern"], "whole": entry["whole"]}
+    assert rule.format_match([completion], **settings) == [reward]
+
+
+def test_all_trackers_of_a_list_are_kept(recipe):
+    keys = {"dataset_name": "o/a", "report_to": ["tensorboard", "wandb", "unknown_one"]}
+    draft = recipe(BASE | keys)
+    assert draft.choices["tracker"] == ["tensorboard", "wandb"]
+    assert "unknown_one" in notes_of(draft, "report_to")
+    text = verb.to_file(draft)
+    assert not verb.faults_of(draft.name, text, [])
+
+
+def test_the_type_and_the_storage_of_weights_are_kept(recipe):
+    keys = {
+        "dataset_name": "o/a",
+        "torch_dtype": "bf16",
+        "use_peft": True,
+        "load_in_4bit": True,
+        "bnb_4bit_quant_storage": "bfloat16",
+    }
+    draft = recipe(BASE | keys)
+    assert draft.values["model"]["dtype"] == "bfloat16"
+    assert draft.values["quant"]["bnb_4bit_quant_storage"] == "bfloat16"

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 from runner.config.conversion import to_number, to_whole_number, to_words
+from runner.config.dialect import to_single_line
+from runner.config.menu import read_options
 from runner.dataset.conversation import SPEAKERS
 from runner.importers.draft import MAPPED, Draft
 
@@ -62,10 +64,40 @@ def compare_speakers(draft: Draft, key: str) -> None:
             return
 
 
+def scale_margin(draft: Draft, key: str) -> None:
+    """Write the margin of SimPO, of which theirs is the share of beta."""
+    beta = draft.read("beta", to_number, 2.0)
+    ratio = draft.take(key, to_number, 0.0)
+    draft.put("trainer.args.loss_type", "simpo")
+    draft.put("trainer.args.cpo_alpha", draft.take("sft_weight", to_number, 0.0))
+    if draft.keys.get("sft_weight") is not None:
+        draft.note(MAPPED, "sft_weight", "trainer.args.cpo_alpha")
+    why = f"times beta, {beta:g}; loss_type: simpo, cpo_alpha: 0 but for an sft_weight"
+    draft.write(key, "trainer.args.simpo_gamma", round(ratio * beta, 12), why)
+
+
+def choose_trackers(draft: Draft, key: str) -> None:
+    """Choose the trackers of ours that a list names; others are noted."""
+    options = read_options("tracker")
+    names = [name for name in draft.take(key, to_words, []) if name != "none"]
+    trackers = [name for name in names if name in options]
+    if len(trackers) == 1:
+        draft.choices["tracker"] = trackers[0]
+    elif trackers:
+        draft.choices["tracker"] = trackers
+    if trackers:
+        draft.note(MAPPED, key, f"tracker={to_single_line(trackers)}")
+    others = ", ".join(name for name in names if name not in options)
+    if others:
+        draft.no_equivalent(key, f"{others}: no tracker of ours", "tracker=[<name>,<name>]")
+
+
 FUNCTIONS: dict[str, Callable[[Draft, str], None]] = {
     "divide_batch": divide_batch,
     "pair_rows": pair_rows,
     "divide_epoch": divide_epoch,
     "pair_betas": pair_betas,
     "compare_speakers": compare_speakers,
+    "scale_margin": scale_margin,
+    "choose_trackers": choose_trackers,
 }

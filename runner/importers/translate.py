@@ -72,6 +72,9 @@ def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> 
     noted_keys = {note.key for note in draft.notes}
     for key in sorted(none_keys - noted_keys):
         draft.note(SAME, key, why="as where it is left out")
+    for key, remark in reading.overridden.items():
+        draft.keys[key] = remark.value
+        draft.note(SAME, key, why=remark.why)
     for key, remark in reading.remarks.items():
         draft.keys[key] = remark.value
         draft.no_equivalent(key, remark.why)

@@ -100,7 +100,7 @@ def _read_mixer(draft: Draft) -> list[Part]:
             split["eval"] = test_splits[0]
         node: Part = {"path": path, "split": split}
         form = MIXER_FORMS.get(draft.trainer)
-        if form and draft.reading.command != "cpt":
+        if form and draft.reading.script != "run_cpt":
             node["form"] = form
         if index < len(configs):
             node["config"] = configs[index]
