@@ -104,6 +104,15 @@ def _set_dialect(reading: ForeignConfig, tables: Mapping[str, Node]) -> None:
 def _check_trains(reading: ForeignConfig, table: Node) -> None:
     """Raise ConfigError with each key that stands only in files that train nothing."""
     faults = []
+    needed_keys = table.get("needs", ())
+    if needed_keys and not reading.command and not reading.keys.keys() & set(needed_keys):
+        fault = Fault(
+            where=str(reading.path),
+            found=f"none of {', '.join(needed_keys)}: a model to talk to, and no training",
+            expected=f"a training of {table['title']}",
+            fix="python -m runner import <another file>",
+        )
+        faults.append(fault)
     for key, why in table.get("strange", {}).items():
         if reading.keys.get(key):
             fault = Fault(

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from runner.config.conversion import to_number, to_whole_number, to_words
-from runner.config.dialect import to_single_line
+from runner.config.dialect import is_wanted, to_single_line
 from runner.config.menu import read_options
 from runner.dataset.conversation import SPEAKERS
 from runner.importers.draft import MAPPED, Draft
@@ -76,6 +76,31 @@ def scale_margin(draft: Draft, key: str) -> None:
     draft.write(key, "trainer.args.simpo_gamma", round(ratio * beta, 12), why)
 
 
+def continue_adapter(draft: Draft, key: str) -> None:
+    """Write an adapter as the model: the last one goes on training, or a new one is put on top.
+
+    The others are merged before. Quantised weights are never merged with one, so that the last one
+    goes on there also where a new one is asked for.
+    """
+    *merged, last = draft.take(key, to_words, []) or [""]
+    wants_new = is_wanted(draft.keys.get("create_new_adapter"), "enabled")
+    is_quantised = is_wanted(draft.keys.get("quantization_bit"), "enabled")
+    if merged:
+        nearest = "python -m runner export, and model.path=<the merged model>"
+        draft.no_equivalent(key, f"{', '.join(merged)}: merged before", nearest)
+    if wants_new and not is_quantised:
+        draft.put("model.merge", True)
+        why = "it is merged, and a new adapter is trained on top; its base is found from it"
+        draft.write(key, "model.path", last, why)
+        return
+    draft.imply({"adapter_goes_on": True})
+    why = "training goes on with this adapter, whose base is found from it"
+    draft.write(key, "model.path", last, why)
+    if draft.trainer in ("dpo", "kto", "ppo"):
+        reason = "their reference is the base without the adapter, ours the adapter as it was"
+        draft.no_equivalent(key, reason)
+
+
 def choose_trackers(draft: Draft, key: str) -> None:
     """Choose the trackers of ours that a list names; others are noted."""
     options = read_options("tracker")
@@ -100,4 +125,5 @@ FUNCTIONS: dict[str, Callable[[Draft, str], None]] = {
     "compare_speakers": compare_speakers,
     "scale_margin": scale_margin,
     "choose_trackers": choose_trackers,
+    "continue_adapter": continue_adapter,
 }
