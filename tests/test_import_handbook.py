@@ -220,3 +220,29 @@ def test_the_type_and_the_storage_of_weights_are_kept(recipe):
     draft = recipe(BASE | keys)
     assert draft.values["model"]["dtype"] == "bfloat16"
     assert draft.values["quant"]["bnb_4bit_quant_storage"] == "bfloat16"
+
+
+def test_earlier_names_of_rloo_are_those_of_today(recipe):
+    keys = {
+        "sft_model_path": "o/sft",
+        "reward_model_path": "o/rm",
+        "dataset_name": "o/a",
+        "rloo_k": 4,
+        "kl_coef": 0.03,
+        "response_length": 99,
+        "num_mini_batches": 2,
+        "gradient_accumulation_steps": 8,
+    }
+    draft = recipe(BASE | keys, name="old.yaml")
+    assert draft.trainer == "rloo"
+    args = draft.values["trainer"]["args"]
+    wanted = {
+        "num_generations": 4,
+        "max_completion_length": 99,
+        "num_iterations": 4,
+        "steps_per_generation": 16,
+    }
+    assert {name: args[name] for name in wanted} == wanted
+    assert draft.values["kl_coef"] == 0.03
+    assert draft.values["model"]["path"] == "o/sft"
+    assert draft.values["reward"]["model"]["path"] == "o/rm"

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from runner.config.conversion import to_number, to_whole_number, to_words
+from runner.config.conversion import to_number, to_weights, to_whole_number, to_words
 from runner.config.dialect import is_wanted, to_single_line
 from runner.config.menu import read_options
 from runner.dataset.conversation import SPEAKERS
-from runner.importers.draft import MAPPED, Draft
+from runner.importers.draft import IGNORED, MAPPED, Draft
 
 
 def divide_batch(draft: Draft, key: str) -> None:
@@ -76,6 +76,36 @@ def scale_margin(draft: Draft, key: str) -> None:
     draft.write(key, "trainer.args.simpo_gamma", round(ratio * beta, 12), why)
 
 
+def count_minibatches(draft: Draft, key: str) -> None:
+    """Write after how many micro-batches theirs samples anew."""
+    minibatches = draft.take(key, to_whole_number, 1)
+    accumulated = draft.read("gradient_accumulation_steps", to_whole_number, 1)
+    steps = minibatches * accumulated
+    why = "minibatches, each of the accumulated steps"
+    draft.write(key, "trainer.args.steps_per_generation", steps, why)
+
+
+def count_nodes(draft: Draft, key: str) -> None:
+    """Note that the processes are those of each node; of a cluster's nodes, not all may train."""
+    nodes = draft.take(key, to_whole_number, 1)
+    processes = draft.keys.get("num_processes")
+    if processes is None:
+        draft.note(IGNORED, key, why="nodes of the cluster")
+        return
+    draft.note(MAPPED, "num_processes", "launcher.num_processes", f"on each of {nodes} nodes")
+    del draft.keys["num_processes"]
+    draft.imply({"nnodes": nodes, "nproc_per_node": processes})
+    draft.note(MAPPED, key, "launcher.num_machines", f"each with {processes} processes")
+
+
+def count_learners(draft: Draft, key: str) -> None:
+    """Note how many processes train; others only sample."""
+    counts = draft.take(key, to_weights, [])
+    learners = int(sum(counts))
+    draft.imply({"num_processes": learners})
+    draft.note(MAPPED, key, "launcher.num_processes", f"{learners} train, others sample")
+
+
 def continue_adapter(draft: Draft, key: str) -> None:
     """Write an adapter as the model: the last one goes on training, or a new one is put on top.
 
@@ -125,5 +155,8 @@ FUNCTIONS: dict[str, Callable[[Draft, str], None]] = {
     "compare_speakers": compare_speakers,
     "scale_margin": scale_margin,
     "choose_trackers": choose_trackers,
+    "count_minibatches": count_minibatches,
+    "count_nodes": count_nodes,
+    "count_learners": count_learners,
     "continue_adapter": continue_adapter,
 }
