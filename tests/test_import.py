@@ -631,7 +631,7 @@ def test_a_mixture_of_a_recipe_for_trl_is_read(written):
     done = written(keys)
     assert done.reading.dialect == "trl"
     assert done.cfg["dataset"]["parts"]["d"]["config"] == "e"
-    assert done.cfg["dataset"]["parts"]["b"]["split"] == {"train": "train[:90%]"}
+    assert done.cfg["dataset"]["parts"]["b"]["split"] == {"train": "train[:45%]"}
 
 
 @pytest.mark.slow
@@ -1325,7 +1325,7 @@ SWANLAB = {"swanlab_project": "mine", "swanlab_mode": "local"}
 )
 def test_swanlab_is_a_tracker_of_ours(written, tool, keys, variables):
     tracker = written(WRONG[tool] | keys).cfg["tracker"]
-    assert tracker["report_to"] == "swanlab"
+    assert "swanlab" in tracker["report_to"]
     environment = tracker["environment"]
     project = environment.get("SWANLAB_PROJ_NAME", tracker.get("project", "runner"))
     mode = environment.get("SWANLAB_MODE", tracker.get("mode"))

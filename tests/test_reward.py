@@ -60,6 +60,12 @@ CASES = [
         {"pattern": "<a>.*</a>"},
         [1.0, 1.0, 0.0],
     ),
+    (
+        rule.appears_once,
+        ["<a>1</a>", "<a>1</a></a>", "none"],
+        {"texts": ["<a>", "</a>"]},
+        [1.0, 0.5, 0.0],
+    ),
     (rule.format_match, ["no. 12", "no"], {"pattern": r"\d+", "whole": False}, [1.0, 0.0]),
     (rule.keywords, ["Red, RED", "reddish", ""], {"required": ["red"]}, [1.0, 0.0, 0.0]),
     (

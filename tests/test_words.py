@@ -91,7 +91,7 @@ TYPED = {
     "bf16=true": "trainer.args.bf16=true",
     "dtype=bf16": "model.dtype=bfloat16",
     "wandb=true": "tracker=wandb",
-    "report_to=tensorboard": "tracker=tensorboard",
+    "report_to=[wandb,tensorboard]": "tracker=[wandb,tensorboard]",
     "use_swanlab=true": "tracker=swanlab",
     "wandb_project=mine": "tracker=wandb tracker.environment.WANDB_PROJECT=mine",
     "output_dir=here": "output_root=here",

@@ -235,7 +235,9 @@ def _to_meaning(rule: Rule, names: Mapping[str, object]) -> Meaning:
     """The meaning that a rule gives to a word; ``names`` are those that its texts may use."""
     words: dict[str, object] = {}
     group, _, option = filled(rule.choose, names).partition("=")
-    if group:
+    if option.startswith("["):  # several options of a group
+        words[group] = yaml.load(option, LOADER)
+    elif group:
         words[group] = None if option == "null" else option
     if rule.to:
         words[rule.to] = names["value"]

@@ -5,19 +5,21 @@ the draft, with the rows that are held out.
 """
 
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from runner.config.conversion import to_number, to_weights
 from runner.config.dialect import to_single_line
 from runner.config.override import is_local
 from runner.dataset import LOADER
+from runner.dataset.request import split_of
 from runner.errors import Fault
 from runner.importers.draft import (
     FIX,
     HIDDEN,
     MAPPED,
     NO_EQUIVALENT,
+    SAME,
     Draft,
     Part,
     is_unset,
@@ -39,7 +41,7 @@ ORDER = (
 )
 # The ending of a file of rows, and a slice such as train[:90%].
 FILE_ENDING = re.compile(r"\.(jsonl?|csv|tsv|parquet)(\.gz)?$")
-SLICE = re.compile(r"(\w+)(?:\[:(\d+)(%?)\])?")
+SLICE = re.compile(r"([\w.-]+)(?:\[:(\d+)(%?)\])?")
 MAX_HELD_OUT = 1e12  # rows, more than there are
 # Forms of demonstrations that mix with rows of the same form.
 MIXABLE_FORMS: tuple[set[object], ...] = ({"messages"}, {"prompt_completion"}, {"text"})
@@ -122,8 +124,7 @@ def _write_mixture(
 ) -> None:
     """Write a mixture of datasets; the weights are used only if each of them has one above 0."""
     parts: dict[str, Part] = {}
-    for node in nodes:
-        name = _to_name(node["path"], parts)
+    for name, node in zip(_part_names(nodes), nodes, strict=True):
         parts[name] = {"_target_": LOADER, "_partial_": True, **node}
     mixture: Part = {"_target_": "runner.dataset.mix.mix_rows", "parts": parts}
     why = "each row once, shuffled"
@@ -135,13 +136,43 @@ def _write_mixture(
     draft.note(MAPPED, key, f"dataset.parts: {', '.join(parts)}", why)
 
 
-def _to_name(path: str, taken_names: Container[str]) -> str:
-    """A name for a dataset that no other has: the last word of its path."""
-    stem = FILE_ENDING.sub("", path.rstrip("/").rpartition("/")[2])
-    name = re.sub(r"\W+", "_", stem).strip("_").lower() or "rows"
-    while name in taken_names:
-        name += "_"
-    return name
+def _part_names(nodes: Sequence[Part]) -> list[str]:
+    """A name for each dataset that no other has: the last word of its path.
+
+    Of several with this word, their configuration and their split are added, where they differ.
+    """
+    names = [_to_name(node["path"]) for node in nodes]
+    configs = [str(node.get("config") or "") for node in nodes]
+    splits = [split_of(node.get("split", {}).get("train", "train")) for node in nodes]
+    for words in (configs, splits):
+        shorter_names = list(names)
+        for index, name in enumerate(shorter_names):
+            same = {word for word, other in zip(words, shorter_names, strict=True) if other == name}
+            if len(same) > 1 and words[index]:
+                names[index] = f"{name}_{_to_word(words[index])}"
+    return _numbered(names)
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """The names, those that come again with a number."""
+    numbered: list[str] = []
+    for name in names:
+        number = 1
+        unique = name
+        while unique in numbered:
+            number += 1
+            unique = f"{name}_{number}"
+        numbered.append(unique)
+    return numbered
+
+
+def _to_name(path: str) -> str:
+    """The last word of a path, as a name."""
+    return _to_word(FILE_ENDING.sub("", path.rstrip("/").rpartition("/")[2])) or "rows"
+
+
+def _to_word(text: str) -> str:
+    return re.sub(r"\W+", "_", text).strip("_").lower()
 
 
 def _to_shortest(node: Part) -> Part:
@@ -160,6 +191,55 @@ def _to_shortest(node: Part) -> Part:
     return {key: shortest[key] for key in ORDER if shortest.get(key)}
 
 
+# --- A share of the rows --------------------------------------------------------------------------
+
+
+def keep_share(draft: Draft, key: str, node: Part, share: float, theirs: str = "") -> bool:
+    """Keep the first rows of a dataset: the share that theirs keeps. False where no row is left.
+
+    ``theirs`` says which rows theirs keeps, where these are others.
+    """
+    path = node["path"]
+    if not 0 <= share <= 1:
+        fault = Fault(
+            where=f"{draft.where}{key}: {path}",
+            found=f"{share:g}",
+            expected="the share of the rows that is kept, at most 1",
+            fix=FIX,
+        )
+        draft.faults.append(fault)
+    elif share == 0:
+        draft.note(SAME, key, why=f"{path}: 0, so none of its rows")
+        return False
+    elif share < 1:
+        _cut_to_share(draft, key, node, share, theirs)
+    return True
+
+
+def _cut_to_share(draft: Draft, key: str, node: Part, share: float, theirs: str) -> None:
+    """Train on the beginning of a split; a slice of rows is cut to a number of them."""
+    split = node.get("split", {})
+    match = SLICE.fullmatch(split.get("train", "train"))
+    if match is None:
+        why = f"{node['path']}: {share:g} of a slice"
+        draft.no_equivalent(key, why, "dataset.split.train=<slice>")
+        return
+    name, end, percent = match.groups(default="")
+    remark = f"{share:g} of it"
+    if theirs:
+        remark += f"; theirs are {theirs}, these are its first rows"
+    if end and not percent:
+        cut = f"{name}[:{int(int(end) * share)}]"
+    else:
+        exact = int(end or 100) * share
+        whole = max(1, round(exact))
+        if abs(whole - exact) > 1e-9:
+            remark += "; a slice counts whole per cents"
+        cut = f"{name}[:{whole}%]"
+    node["split"] = {**split, "train": cut}
+    draft.note(MAPPED, key, f"{node['path']}: {cut}", remark)
+
+
 # --- Held-out rows --------------------------------------------------------------------------------
 
 
@@ -169,10 +249,9 @@ def hold_out(draft: Draft, nodes: Sequence[Part], key: str, tests: Sequence[Part
         return
     first = nodes[0]
     sets: dict[str, object] = {}
-    for test in tests:
+    for name, test in zip(_part_names(tests), tests, strict=True):
         source = _to_shortest(test)
         split = source.pop("split", {}).get("train", "train")
-        name = _to_name(source["path"], sets)
         is_same_path = source["path"] == first["path"]
         if is_same_path and source.get("config") == first.get("config"):
             sets[name] = split

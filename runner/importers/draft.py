@@ -64,7 +64,7 @@ class Draft:
     keys: Keys = field(default_factory=dict)
     # Keys that are not in their file, but have a default.
     implied: set[str] = field(default_factory=set)
-    choices: dict[str, str | None] = field(
+    choices: dict[str, str | list[str] | None] = field(
         default_factory=lambda: {"trainer": "sft", "model": "hub"}
     )
     values: Part = field(

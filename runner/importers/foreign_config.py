@@ -41,6 +41,8 @@ class ForeignConfig:
     script: str = ""
     # What else the file holds.
     remarks: dict[str, Remark] = field(default_factory=dict)
+    # Values of a file that it reads, and that its own take the place of.
+    overridden: dict[str, Remark] = field(default_factory=dict)
 
 
 def read_foreign_text(path: Path) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from runner.config.conversion import plain
-from runner.config.dialect import STRATEGY, find_dialects, read_sections
+from runner.config.dialect import STRATEGY, find_dialects, read_sections, read_table
 from runner.errors import ConfigError, Fault
 from runner.importers.foreign_config import FILE_TYPES, ForeignConfig, parse_keys, read_foreign_text
 from runner.importers.training_command import read_script
@@ -58,13 +58,24 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
     table = tables[reading.dialect]
     # Some tools group their keys, for example by the kind of process.
     for group in table.get("groups", ()):
-        if group in reading.keys:
-            inner_keys = reading.keys.pop(group)
-            if not isinstance(inner_keys, Mapping):
-                inner_keys = {group: inner_keys}
-            reading.keys |= inner_keys
+        if isinstance(reading.keys.get(group), Mapping):
+            _ungroup(reading, group)
     _check_trains(reading, table)
     return reading
+
+
+def _ungroup(reading: ForeignConfig, group: str) -> None:
+    """Put the keys of a group among the others, but for those that mean something else there.
+
+    These have a row as ``group.key``, or there is a key of this name outside.
+    """
+    rows = read_table(reading.dialect).keys
+    for key, value in reading.keys.pop(group).items():
+        full_name = f"{group}.{key}"
+        if full_name in rows or key in reading.keys:
+            reading.keys[full_name] = value
+        else:
+            reading.keys[key] = value
 
 
 def _set_dialect(reading: ForeignConfig, tables: Mapping[str, Node]) -> None:
@@ -94,6 +105,15 @@ def _set_dialect(reading: ForeignConfig, tables: Mapping[str, Node]) -> None:
 def _check_trains(reading: ForeignConfig, table: Node) -> None:
     """Raise ConfigError with each key that stands only in files that train nothing."""
     faults = []
+    needed_keys = table.get("needs", ())
+    if needed_keys and not reading.command and not reading.keys.keys() & set(needed_keys):
+        fault = Fault(
+            where=str(reading.path),
+            found=f"none of {', '.join(needed_keys)}: a model to talk to, and no training",
+            expected=f"a training of {table['title']}",
+            fix="python -m runner import <another file>",
+        )
+        faults.append(fault)
     for key, why in table.get("strange", {}).items():
         if reading.keys.get(key):
             fault = Fault(

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from runner.config.conversion import to_weights, to_words
+from runner.config.conversion import plain, to_weights, to_words
+from runner.config.dialect import filled
 from runner.importers.draft import MAPPED, Draft, Part
 
 
@@ -42,7 +43,9 @@ def read_rewards(draft: Draft, names_key: str, model_key: str = "") -> list[Fore
             draft.note(MAPPED, model_key, f"reward.{key}.path: {name}")
         elif name in our_rewards:
             key = name
-            entry = dict(our_rewards[name])
+            entry = {}
+            for setting, value in our_rewards[name].items():
+                entry[setting] = plain(filled(value, draft.keys)) if "{" in str(value) else value
             remark = entry.pop("remark", "")
             target = entry["_target_"]
             draft.note(MAPPED, names_key, f"reward.{name}: {target}", remark)
@@ -62,6 +65,9 @@ def read_rewards(draft: Draft, names_key: str, model_key: str = "") -> list[Fore
 def type_rewards(draft: Draft, key: str, rewards: Iterable[ForeignReward]) -> None:
     """Have the user type functions of their own: only the command line may let them run."""
     for reward in rewards:
+        if "." not in reward.name:
+            _ask_for_reward(draft, key, reward)
+            continue
         package = reward.name.partition(".")[0]
         function = reward.name.rpartition(".")[2]
         word = f"reward.{function}._target_={reward.name}"
@@ -73,3 +79,16 @@ def type_rewards(draft: Draft, key: str, rewards: Iterable[ForeignReward]) -> No
             draft.overrides.append(allow)
         why = f"{reward.name} is code of your own, which is allowed when it is typed"
         draft.no_equivalent(key, why, f"{word} {allow}")
+
+
+def _ask_for_reward(draft: Draft, key: str, reward: ForeignReward) -> None:
+    """Leave open a reward that only the other tool knows by this name."""
+    entry: Part = {"_target_": "???"}
+    if reward.weight is not None:
+        entry["weight"] = reward.weight
+    draft.values.setdefault("reward", {})[reward.name] = entry
+    nearest: dict[str, str] = draft.table.sections.get("nearest_rewards", {})
+    target = nearest.get(reward.name, "a function of your own, package.module.function")
+    draft.unset.add(key)
+    why = f"{reward.name}: a reward of theirs, and none of ours has this name"
+    draft.no_equivalent(key, why, f"reward.{reward.name}._target_={target}")

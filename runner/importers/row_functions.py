@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
-from runner.config.conversion import to_number, to_whole_number, to_words
+from runner.config.conversion import to_number, to_weights, to_whole_number, to_words
+from runner.config.dialect import is_wanted, to_single_line
+from runner.config.menu import read_options
 from runner.dataset.conversation import SPEAKERS
-from runner.importers.draft import MAPPED, Draft
+from runner.importers.draft import IGNORED, MAPPED, Draft
 
 
 def divide_batch(draft: Draft, key: str) -> None:
@@ -62,10 +64,99 @@ def compare_speakers(draft: Draft, key: str) -> None:
             return
 
 
+def scale_margin(draft: Draft, key: str) -> None:
+    """Write the margin of SimPO, of which theirs is the share of beta."""
+    beta = draft.read("beta", to_number, 2.0)
+    ratio = draft.take(key, to_number, 0.0)
+    draft.put("trainer.args.loss_type", "simpo")
+    draft.put("trainer.args.cpo_alpha", draft.take("sft_weight", to_number, 0.0))
+    if draft.keys.get("sft_weight") is not None:
+        draft.note(MAPPED, "sft_weight", "trainer.args.cpo_alpha")
+    why = f"times beta, {beta:g}; loss_type: simpo, cpo_alpha: 0 but for an sft_weight"
+    draft.write(key, "trainer.args.simpo_gamma", round(ratio * beta, 12), why)
+
+
+def count_minibatches(draft: Draft, key: str) -> None:
+    """Write after how many micro-batches theirs samples anew."""
+    minibatches = draft.take(key, to_whole_number, 1)
+    accumulated = draft.read("gradient_accumulation_steps", to_whole_number, 1)
+    steps = minibatches * accumulated
+    why = "minibatches, each of the accumulated steps"
+    draft.write(key, "trainer.args.steps_per_generation", steps, why)
+
+
+def count_nodes(draft: Draft, key: str) -> None:
+    """Note that the processes are those of each node; of a cluster's nodes, not all may train."""
+    nodes = draft.take(key, to_whole_number, 1)
+    processes = draft.keys.get("num_processes")
+    if processes is None:
+        draft.note(IGNORED, key, why="nodes of the cluster")
+        return
+    draft.note(MAPPED, "num_processes", "launcher.num_processes", f"on each of {nodes} nodes")
+    del draft.keys["num_processes"]
+    draft.imply({"nnodes": nodes, "nproc_per_node": processes})
+    draft.note(MAPPED, key, "launcher.num_machines", f"each with {processes} processes")
+
+
+def count_learners(draft: Draft, key: str) -> None:
+    """Note how many processes train; others only sample."""
+    counts = draft.take(key, to_weights, [])
+    learners = int(sum(counts))
+    draft.imply({"num_processes": learners})
+    draft.note(MAPPED, key, "launcher.num_processes", f"{learners} train, others sample")
+
+
+def continue_adapter(draft: Draft, key: str) -> None:
+    """Write an adapter as the model: the last one goes on training, or a new one is put on top.
+
+    The others are merged before. Quantised weights are never merged with one, so that the last one
+    goes on there also where a new one is asked for.
+    """
+    *merged, last = draft.take(key, to_words, []) or [""]
+    wants_new = is_wanted(draft.keys.get("create_new_adapter"), "enabled")
+    is_quantised = is_wanted(draft.keys.get("quantization_bit"), "enabled")
+    if merged:
+        nearest = "python -m runner export, and model.path=<the merged model>"
+        draft.no_equivalent(key, f"{', '.join(merged)}: merged before", nearest)
+    if wants_new and not is_quantised:
+        draft.put("model.merge", True)
+        why = "it is merged, and a new adapter is trained on top; its base is found from it"
+        draft.write(key, "model.path", last, why)
+        return
+    draft.imply({"adapter_goes_on": True})
+    why = "training goes on with this adapter, whose base is found from it"
+    draft.write(key, "model.path", last, why)
+    if draft.trainer in ("dpo", "kto", "ppo"):
+        reason = "their reference is the base without the adapter, ours the adapter as it was"
+        draft.no_equivalent(key, reason)
+
+
+def choose_trackers(draft: Draft, key: str) -> None:
+    """Choose the trackers of ours that a list names; others are noted."""
+    options = read_options("tracker")
+    names = [name for name in draft.take(key, to_words, []) if name != "none"]
+    trackers = [name for name in names if name in options]
+    if len(trackers) == 1:
+        draft.choices["tracker"] = trackers[0]
+    elif trackers:
+        draft.choices["tracker"] = trackers
+    if trackers:
+        draft.note(MAPPED, key, f"tracker={to_single_line(trackers)}")
+    others = ", ".join(name for name in names if name not in options)
+    if others:
+        draft.no_equivalent(key, f"{others}: no tracker of ours", "tracker=[<name>,<name>]")
+
+
 FUNCTIONS: dict[str, Callable[[Draft, str], None]] = {
     "divide_batch": divide_batch,
     "pair_rows": pair_rows,
     "divide_epoch": divide_epoch,
     "pair_betas": pair_betas,
     "compare_speakers": compare_speakers,
+    "scale_margin": scale_margin,
+    "choose_trackers": choose_trackers,
+    "count_minibatches": count_minibatches,
+    "count_nodes": count_nodes,
+    "count_learners": count_learners,
+    "continue_adapter": continue_adapter,
 }

@@ -14,7 +14,7 @@ from runner.schema.text import Node
 # Flags of the program that starts the processes, which say over how many devices the training is
 # spread, and how.
 SPREAD = re.compile(
-    r"(?i)--(\w*config_file|zero_stage|n(?:um|proc).(?:machines|processes|per.node)|nnodes)"
+    r"(?i)--(\w*config_file|zero_stage|n(?:um|proc).(?:machines|processes|per.node)|nnodes|num.nodes)"
     r"[= ](\S+)"
 )
 # Variables that say it as well.
@@ -36,6 +36,7 @@ class TrainingCommand:
     why: str  # what says that it is of this dialect
     first_flag: int  # the index of the word behind the command
     script: str = ""
+    is_certain: bool = True  # without a look at the file that it reads
 
 
 @dataclass(frozen=True)
@@ -153,19 +154,26 @@ def _find_training_script(
     A script elsewhere that only has such a name must have one of the tool's flags.
     """
     word = words[index]
-    is_own = re.search(table.get("own_scripts", ""), word)
-    why = word if is_own else f"{word}, taken for the one of that name in TRL"
-    flags = set()
-    for flag in words[index + 1 :]:
-        flag_name = flag.lstrip("-").partition("=")[0]
-        flags.add(_to_key(flag_name))
+    is_own = bool(re.search(table.get("own_scripts", ""), word))
+    why = word if is_own else f"{word}, taken for the one of that name in TRL or a recipe"
+    flags = _flags_of(words[index + 1 :])
+    has_mark = bool(flags.keys() & set(table["marks"]))
+    # Its flags may stand in a file, which is looked at when it is read.
+    names_file = bool(_named_files(_until_flag(words[index + 1 :]), flags))
     for pattern in table["scripts"]:
         match = re.search(pattern, word)
-        if match and (is_own or flags.intersection(table["marks"])):
+        if match and (is_own or has_mark or names_file):
             method = match[1] if match.groups() else "train"
             command = table.get("methods", {}).get(method, method)
             script = word.rpartition("/")[2].removesuffix(".py")
-            return TrainingCommand(dialect, command, why, first_flag=index + 1, script=script)
+            return TrainingCommand(
+                dialect,
+                command,
+                why,
+                first_flag=index + 1,
+                script=script,
+                is_certain=is_own or has_mark,
+            )
     return None
 
 
@@ -193,7 +201,9 @@ def _take(
                 "the last with a backslash",
             )
         )
-    reading.keys = _read_flags(reading.path, line.words[training.first_flag :])
+    _read_flags(reading, line.words[training.first_flag :])
+    if not training.is_certain:
+        _check_marks(reading)
     starters = []
     for name in SPREAD_VARIABLES:
         value = variables.values.get(name, "")
@@ -206,14 +216,35 @@ def _take(
 # --- Flags ----------------------------------------------------------------------------------------
 
 
-def _read_flags(path: Path, words: Sequence[str]) -> Keys:
-    """The keys that the words behind a command give, over those of the file that they name."""
+def _read_flags(reading: ForeignConfig, words: Sequence[str]) -> None:
+    """Take over the keys of the words behind a command, and those of the file that they name.
+
+    A flag takes the place of a key of the file.
+    """
+    flags = _flags_of(words)
     leading_words = _until_flag(words)
-    flags: Keys = {}
     for word in leading_words:
         key, sign, value = word.partition("=")
         if sign:
-            flags[key] = value
+            flags.setdefault(key, value)
+    files = _named_files(leading_words, flags)
+    if not files:
+        reading.keys = flags
+        return
+    keys_of_file = _read_config_file(reading.path, files[0])
+    for name in CONFIG_FLAGS:
+        if flags.get(name) == files[0]:
+            del flags[name]
+    for key, value in keys_of_file.items():
+        if key in flags:
+            name = f"{Path(files[0]).name}: {key}"
+            reading.overridden[name] = Remark(value, "a flag of the command takes its place")
+    reading.keys = keys_of_file | flags
+
+
+def _flags_of(words: Sequence[str]) -> Keys:
+    """The keys that flags give; of a flag that comes twice the last one counts."""
+    flags: Keys = {}
     for index, word in enumerate(words):
         if not word.startswith("--"):
             continue
@@ -228,31 +259,37 @@ def _read_flags(path: Path, words: Sequence[str]) -> Keys:
             flags[key] = values[0]
         else:
             flags[key] = [text.removesuffix(",") for text in values]
+    return flags
 
-    return _read_config_file(path, leading_words, flags) | flags
 
-
-def _read_config_file(path: Path, leading_words: Sequence[str], flags: Keys) -> Keys:
-    """The keys of the file that a command names, by a word or by a flag, which is taken out.
-
-    Empty where it names none; ConfigError where there is no such file.
-    """
+def _named_files(leading_words: Sequence[str], flags: Keys) -> list[str]:
+    """The files of keys that a command names, by a word or by a flag."""
     files = [word for word in leading_words if word.endswith(FILE_TYPES)]
     if not files:
-        files = [str(flags.pop(key)) for key in CONFIG_FLAGS if key in flags]
-    if not files:
-        return {}
-    keys = read_named(path, files[0])
+        files = [str(flags[key]) for key in CONFIG_FLAGS if key in flags]
+    return files
+
+
+def _read_config_file(path: Path, file: str) -> Keys:
+    """The keys of the file that a command names; ConfigError where there is no such file."""
+    keys = read_named(path, file)
     if keys is None:
         raise ConfigError(
             Fault(
                 where=str(path),
-                found=f"it reads {files[0]}, which is not there",
+                found=f"it reads {file}, which is not there",
                 expected="that file",
-                fix=f"import {files[0]} itself",
+                fix=f"import {file} itself",
             )
         )
     return keys
+
+
+def _check_marks(reading: ForeignConfig) -> None:
+    """Raise ConfigError for a script of a known name whose file has no key of its tool."""
+    sections = read_table(reading.dialect).sections
+    if not reading.keys.keys() & set(sections["marks"]):
+        raise ConfigError(_no_training(reading.path, f"{reading.script}.py with keys of its own"))
 
 
 def _to_key(flag: str) -> str:

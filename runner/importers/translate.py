@@ -21,6 +21,7 @@ from runner.importers.follow import follow, follow_rest
 from runner.importers.foreign_config import ForeignConfig
 from runner.importers.llama_factory import read_llama_factory
 from runner.importers.llama_factory_v1 import read_llama_factory_v1
+from runner.importers.open_instruct import read_open_instruct
 from runner.importers.swift import read_swift
 from runner.importers.trl import read_trl
 
@@ -72,6 +73,9 @@ def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> 
     noted_keys = {note.key for note in draft.notes}
     for key in sorted(none_keys - noted_keys):
         draft.note(SAME, key, why="as where it is left out")
+    for key, remark in reading.overridden.items():
+        draft.keys[key] = remark.value
+        draft.note(SAME, key, why=remark.why)
     for key, remark in reading.remarks.items():
         draft.keys[key] = remark.value
         draft.no_equivalent(key, remark.why)
@@ -92,6 +96,7 @@ READERS: Mapping[str, Callable[[Draft], None]] = {
     "axolotl": read_axolotl,
     "llama_factory": read_llama_factory,
     "llama_factory_v1": read_llama_factory_v1,
+    "open_instruct": read_open_instruct,
     "swift": read_swift,
     "trl": read_trl,
 }

@@ -1,15 +1,23 @@
-"""TRL: the trainer whose fields the keys are, datasets by name or in a mixture, and rewards."""
+"""TRL and recipes for it: the trainer whose fields the keys are, datasets by name or in a mixture,
+and rewards.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from runner.config.conversion import to_entries, to_mapping, to_plain_text
+from runner.config.conversion import to_entries, to_mapping, to_number, to_plain_text, to_words
+from runner.config.dialect import is_wanted
 from runner.config.menu import read_options
 from runner.errors import ConfigError, Fault
-from runner.importers.dataset_entries import read_entry, write_rows
-from runner.importers.draft import MAPPED, Draft
+from runner.importers.dataset_entries import keep_share, read_entry, write_rows
+from runner.importers.draft import MAPPED, SAME, Draft, Part
 from runner.importers.reward_entries import read_rewards, type_rewards
+
+# Keys that say whether rows are evaluated, of which the second is an earlier name of the first.
+EVALUATION_KEYS = ("eval_strategy", "evaluation_strategy", "do_eval")
+# The forms of rows that their scripts take.
+MIXER_FORMS = {"sft": "messages", "dpo": "preference", "orpo": "preference", "cpo": "preference"}
 
 
 def read_trl(draft: Draft) -> None:
@@ -21,10 +29,8 @@ def read_trl(draft: Draft) -> None:
     else:
         _choose_trainer(draft)
     # A mixture, or the one dataset that a name says.
-    nodes = []
-    for index, entry in enumerate(draft.take("datasets", to_entries, [])):
-        nodes.append(read_entry(draft, "datasets", f"datasets[{index}]", entry))
-    if draft.keys.get("datasets") is None:
+    nodes = _read_mixture(draft)
+    if not nodes:
         path = draft.take("dataset_name", to_plain_text, "???")
         nodes = [{**draft.values["dataset"], "path": path}]
     if any(node.get("weight") for node in nodes):
@@ -50,6 +56,73 @@ def _keep_adapter_defaults(draft: Draft) -> None:
     if draft.keys.get("lora_target_modules") is None:
         why = "theirs is peft's own choice for the model"
         draft.no_equivalent("lora_target_modules", why, "peft.target_modules=all-linear")
+
+
+# --- Mixtures -------------------------------------------------------------------------------------
+
+
+def _read_mixture(draft: Draft) -> list[Part]:
+    """The nodes of the datasets of a mixture; none where the file has no mixture.
+
+    A share of a dataset is the share of its rows that is kept. It is no probability to draw them.
+    """
+    nodes = []
+    for index, entry in enumerate(draft.take("datasets", to_entries, [])):
+        node = read_entry(draft, "datasets", f"datasets[{index}]", entry)
+        share = node.pop("share", 1.0)
+        if keep_share(draft, "datasets", node, share, "drawn at random"):
+            nodes.append(node)
+    if draft.keys.get("dataset_mixer") is not None:
+        nodes += _read_mixer(draft)
+    if nodes and draft.keys.get("dataset_name") is not None:
+        draft.note(SAME, "dataset_name", why="the mixture takes its place")
+    return nodes
+
+
+def _read_mixer(draft: Draft) -> list[Part]:
+    """The nodes of ``dataset_mixer``, which maps each path to the share of it that is kept.
+
+    Each split of all sets whose name has "train" in it is trained on, and "test" is held out.
+    """
+    shares = draft.take("dataset_mixer", to_mapping, {})
+    configs = draft.take("dataset_configs", to_words, [])
+    splits = draft.take("dataset_splits", to_words, ["train", "test"])
+    train_splits = [split for split in splits if "train" in split]
+    test_splits = [split for split in splits if "test" in split and "train" not in split]
+    if len(train_splits) > 1:
+        others = ", ".join(train_splits[1:])
+        draft.no_equivalent("dataset_splits", others, "dataset.split.train=<split>+<split>")
+    is_evaluated = any(is_wanted(draft.keys.get(key), "enabled") for key in EVALUATION_KEYS)
+    nodes = []
+    for index, (path, raw_share) in enumerate(shares.items()):
+        split: Part = {"train": train_splits[0] if train_splits else "train"}
+        if test_splits and is_evaluated:
+            split["eval"] = test_splits[0]
+        node: Part = {"path": path, "split": split}
+        form = MIXER_FORMS.get(draft.trainer)
+        if form and draft.reading.script != "run_cpt":
+            node["form"] = form
+        if index < len(configs):
+            node["config"] = configs[index]
+        share = draft.convert(f"dataset_mixer.{path}", raw_share, to_number, 1.0)
+        if keep_share(draft, "dataset_mixer", node, share):
+            nodes.append(node)
+    if nodes and draft.keys.get("dataset_splits") is not None:
+        _note_splits(draft, nodes[0], test_splits)
+    if configs:
+        draft.note(MAPPED, "dataset_configs", "dataset.config")
+    return nodes
+
+
+def _note_splits(draft: Draft, node: Part, test_splits: list[str]) -> None:
+    """Note where the splits of a mixture went."""
+    target = f"dataset.split.train: {node['split']['train']}"
+    why = ""
+    if "eval" in node["split"]:
+        target += f" dataset.split.eval: {node['split']['eval']}"
+    elif test_splits:
+        why = f"{test_splits[0]} is not evaluated"
+    draft.note(MAPPED, "dataset_splits", target, why)
 
 
 # --- The trainer of a file without a command ------------------------------------------------------

@@ -167,6 +167,16 @@ def format_match(
     return rewards
 
 
+def appears_once(completions: Sequence[Completion], texts: Collection[str]) -> list[float]:
+    """The share of ``texts``, such as tags, that stand exactly once in a completion."""
+    rewards = []
+    for completion in completions:
+        text = text_of(completion)
+        hits = sum(text.count(part) == 1 for part in texts)
+        rewards.append(hits / len(texts))
+    return rewards
+
+
 def keywords(
     completions: Sequence[Completion],
     required: Collection[str] = (),

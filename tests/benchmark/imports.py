@@ -1,4 +1,5 @@
-"""``import`` on all example files of Axolotl, LLaMA-Factory, ms-swift and TRL.
+"""``import`` on all example files of Axolotl, LLaMA-Factory, ms-swift, TRL, recipes for it, and
+open-instruct.
 
 The fate of each file and key.
 
@@ -39,6 +40,10 @@ PEERS = {
     "axolotl": ["examples/**/*.y*ml"],
     "LLaMA-Factory": ["examples/**/*.yaml", "examples/**/*.sh"],
     "ms-swift": ["examples/**/*.sh", "examples/**/*.yaml"],
+    "alignment-handbook": ["recipes/*/*/*.y*ml"],
+    "open-r1": ["recipes/*/*/*.y*ml"],
+    "SimPO": ["training_configs/*.yaml"],
+    "open-instruct": ["scripts/train/**/*.sh", "configs/train_configs/**/*.yaml"],
     "trl": ["examples/cli_configs/*.yaml", "examples/accelerate_configs/*.yaml"],
 }
 DOCUMENTS = (

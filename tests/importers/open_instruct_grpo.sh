@@ -1,0 +1,26 @@
+#!/bin/bash
+source setup.sh && python open_instruct/grpo_fast.py \
+    --exp_name small_grpo \
+    --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \
+    --dataset_mixer_list someone/rlvr_gsm8k 1.0 \
+    --dataset_mixer_list_splits train \
+    --dataset_mixer_eval_list someone/rlvr_gsm8k 16 \
+    --dataset_mixer_eval_list_splits test \
+    --beta 0.01 \
+    --num_unique_prompts_rollout 32 \
+    --num_samples_per_prompt_rollout 16 \
+    --num_mini_batches 2 \
+    --num_epochs 1 \
+    --response_length 600 \
+    --max_prompt_token_length 512 \
+    --pack_length 1024 \
+    --total_episodes 25600 \
+    --advantage_normalization_type standard \
+    --apply_verifiable_reward true \
+    --deepspeed_stage 2 \
+    --num_learners_per_node 4 \
+    --vllm_num_engines 4 \
+    --lr_scheduler_type constant \
+    --learning_rate 5e-7 \
+    --local_eval_every 20 \
+    --seed 1
