@@ -13,6 +13,7 @@ from typing import Any
 
 from runner.dataset.form import Row
 from runner.errors import DataError, Fault, describe, own_place
+from runner.schema.text import select
 
 Step = Callable[[Row], Row | None]
 PLACEHOLDER = re.compile(r"\{\{ ?(\w+) ?\}\}")
@@ -138,3 +139,25 @@ def fill(row: Row, names: Mapping[str, str]) -> Row:
         return value
 
     return {column: filled(value) for column, value in row.items()}
+
+
+def lift(row: Row, columns: Mapping[str, str]) -> Row:
+    """The row with further columns, each from a dotted place inside of another one.
+
+    >>> lift({"extra": {"question": "1 + 1?"}}, {"question": "extra.question"})["question"]
+    '1 + 1?'
+    """
+    lifted = dict(row)
+    for name, place in columns.items():
+        value = select(row, place)
+        if value is None:
+            raise DataError(
+                Fault(
+                    where="dataset.map",
+                    found=f"nothing at {place}",
+                    expected=f"a value for the column {name}",
+                    fix=f"dataset.map.columns.{name}=<column>.<key>",
+                )
+            )
+        lifted[name] = value
+    return lifted

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from runner.config.conversion import to_number, to_weights
+from runner.config.conversion import to_number, to_weights, to_words
 from runner.config.dialect import to_single_line
 from runner.config.override import is_local
 from runner.dataset import LOADER
@@ -266,6 +266,25 @@ def hold_out(draft: Draft, nodes: Sequence[Part], key: str, tests: Sequence[Part
     split = {"train": "train"} | first.get("split", {})
     first["split"] = {**split, "eval": held_out}
     draft.note(MAPPED, key, f"dataset.split.eval: {shown}")
+
+
+def find_nodes(draft: Draft, key: str) -> list[Part]:
+    """A node for each file, or dataset of the hub, that a key names."""
+    nodes: list[Part] = []
+    for path in draft.take(key, to_words, []):
+        nodes.append({"path": path, "form": draft.form})
+    return nodes
+
+
+def hold_out_files(draft: Draft, nodes: Sequence[Part], key: str) -> None:
+    """Hold out the rows of the files that a key names, but for those that the shell says."""
+    tests = find_nodes(draft, key)
+    readable = [test for test in tests if not is_unset(test["path"])]
+    if len(readable) < len(tests):
+        why = "a file that is set by the shell, and not in this file"
+        draft.no_equivalent(key, why, "dataset.split.eval.path=<file>")
+    elif readable:
+        hold_out(draft, nodes, key, readable)
 
 
 def _hold_out_last_rows(draft: Draft, key: str, nodes: Sequence[Part]) -> None:

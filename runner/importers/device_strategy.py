@@ -10,7 +10,7 @@ from dataclasses import replace
 from runner.config.conversion import plain, to_whole_number
 from runner.config.dialect import OFF, STRATEGY, read_table
 from runner.errors import ConfigError, Fault
-from runner.importers.draft import MAPPED, NO_EQUIVALENT, Draft, Note
+from runner.importers.draft import MAPPED, NO_EQUIVALENT, SAME, Draft, Note
 from runner.importers.follow import follow, follow_rest
 from runner.importers.foreign_config import FILE_TYPES, ForeignConfig, Keys, read_named
 from runner.schema.text import flatten, last_key, to_override
@@ -21,19 +21,15 @@ def read_strategy(draft: Draft) -> None:
 
     Raises ConfigError where a file says nothing else.
     """
-    is_strategy_alone = draft.reading.dialect == STRATEGY
-    names = read_table(STRATEGY).sections["given"]
-    keys: Keys = {}
-    for key, value in draft.keys.items():
-        if (is_strategy_alone or key in names) and value not in (None, *OFF):
-            keys[key] = value
+    their_keys = _find_their_keys(draft)
+    keys: Keys = {name: draft.keys[key] for name, key in their_keys.items()}
     # As many devices hold one copy of the model as the product of these sizes says.
     copy_size = 1
     for key in draft.table.sections.get("copies", ()):
         copy_size *= draft.read(key, to_whole_number, 1)
     strategy = follow_settings(draft.reading, keys, max(1, copy_size))
     words = " ".join(strategy.overrides) or "strategy=none"
-    if is_strategy_alone:
+    if draft.reading.dialect == STRATEGY:
         lost = [f"; not {note.key}" for note in strategy.notes if note.kind == NO_EQUIVALENT]
         found = f"how a training is spread over devices, and no training: {words}"
         raise ConfigError(
@@ -56,11 +52,32 @@ def read_strategy(draft: Draft) -> None:
     for key in keys:
         typed = Note(MAPPED, key, value="", target=words, why=why)
         note = notes.pop(key, typed)
-        draft.note(note.kind, key, note.target, note.why)
+        draft.note(note.kind, their_keys[key], note.target, note.why)
     # Notes that are left are on settings in a file that one of the keys names.
     for key, note in notes.items():
         first_key = next(iter(keys))
         draft.notes.append(replace(note, key=f"{first_key}.{key}"))
+
+
+def _find_their_keys(draft: Draft) -> dict[str, str]:
+    """The keys that say how a training is spread, by the names that our table has for them.
+
+    The section ``spread`` of a dialect has those that it calls otherwise.
+    """
+    is_strategy_alone = draft.reading.dialect == STRATEGY
+    names = read_table(STRATEGY).sections["given"]
+    other_names = draft.table.sections.get("spread", {})
+    their_keys: dict[str, str] = {}
+    for key, value in draft.keys.items():
+        name = other_names.get(key, key)
+        is_setting = is_strategy_alone or name in names
+        if not is_setting or value in (None, *OFF):
+            continue
+        if name in their_keys:
+            draft.note(SAME, key, why=f"{their_keys[name]} counts")
+        else:
+            their_keys[name] = key
+    return their_keys
 
 
 def follow_settings(
@@ -96,7 +113,7 @@ def follow_settings(
         if value != {}:
             words[path] = value
     if reading.devices > 1:
-        words["launcher.num_processes"] = reading.devices // machines
+        words["launcher.num_processes"] = max(1, reading.devices // machines)
     elif words:
         words["launcher.num_processes"] = "N"
     draft.overrides = [to_override(path, value) for path, value in words.items()]

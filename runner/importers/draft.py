@@ -9,7 +9,7 @@ is not written.
 
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -108,10 +108,16 @@ class Draft:
                 self.implied.add(key)
 
     def find_rules(self, key: str) -> list[Rule]:
-        """The rules of a key in the table, in their order."""
-        outer_key = key.partition(".")[0]
+        """The rules of a key in the table, in their order; else those of the nearest outer key."""
         rules = self.table.keys
-        return rules.get(key) or rules.get(f"{outer_key}.*", [])
+        if key in rules:
+            return rules[key]
+        outer_key = key
+        while "." in outer_key:
+            outer_key = outer_key.rpartition(".")[0]
+            if f"{outer_key}.*" in rules:
+                return rules[f"{outer_key}.*"]
+        return []
 
     def meets(self, rule: Rule, value: object = None) -> bool:
         """True where the value of a key, and the draft, meet every condition of a rule."""
@@ -293,6 +299,17 @@ class Draft:
     def no_equivalent(self, key: str, why: str, nearest: str = "") -> None:
         """Note that a key has no equivalent, why, and what comes nearest."""
         self.note(NO_EQUIVALENT, key, nearest, why)
+
+    def note_same(self, keys: Iterable[str], why: str) -> None:
+        """Note each of these keys that is there, and not dealt with, as the same by default."""
+        for key in keys:
+            if self.keys.get(key) is not None and key not in self.handled:
+                self.note(SAME, key, why=why)
+
+    def replace_note(self, key: str, why: str, nearest: str = "") -> None:
+        """Note that a key has no equivalent after all, in the place of what was noted of it."""
+        self.notes = [note for note in self.notes if note.key != key]
+        self.no_equivalent(key, why, nearest)
 
 
 def is_unset(value: object) -> bool:

@@ -11,9 +11,16 @@ from pathlib import Path
 from runner.config.conversion import plain
 from runner.config.dialect import STRATEGY, find_dialects, read_sections, read_table
 from runner.errors import ConfigError, Fault
-from runner.importers.foreign_config import FILE_TYPES, ForeignConfig, parse_keys, read_foreign_text
+from runner.importers.foreign_config import (
+    FILE_TYPES,
+    ForeignConfig,
+    Keys,
+    parse_keys,
+    read_foreign_text,
+)
+from runner.importers.hydra_words import flatten_config
 from runner.importers.training_command import read_script
-from runner.schema.text import Node
+from runner.schema.text import Node, select
 
 SCRIPT_TYPES = (".sh", ".bash")
 READ_TYPES = (*FILE_TYPES, *SCRIPT_TYPES)
@@ -56,12 +63,19 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
             reading.dialect = other_dialect
             break
     table = tables[reading.dialect]
-    # Some tools group their keys, for example by the kind of process.
+    _flatten(reading, table)
+    _check_trains(reading, table)
+    return reading
+
+
+def _flatten(reading: ForeignConfig, table: Node) -> None:
+    """Take keys out of the groups in which some tools have them."""
+    # Some name the kind of process, for example.
     for group in table.get("groups", ()):
         if isinstance(reading.keys.get(group), Mapping):
             _ungroup(reading, group)
-    _check_trains(reading, table)
-    return reading
+    if table.get("hydra"):
+        reading.keys = flatten_config(reading.keys)
 
 
 def _ungroup(reading: ForeignConfig, group: str) -> None:
@@ -82,7 +96,7 @@ def _set_dialect(reading: ForeignConfig, tables: Mapping[str, Node]) -> None:
     """Set the dialect that most marks are of; ConfigError where that is none, or more than one."""
     marks: dict[str, list[str]] = {}
     for name, table in tables.items():
-        marks[name] = [key for key in table["marks"] if key in reading.keys]
+        marks[name] = [key for key in table["marks"] if _is_there(key, reading.keys)]
     most = max(map(len, marks.values()))
     likeliest = [name for name in marks if len(marks[name]) == most]
     if len(likeliest) > 1:
@@ -100,6 +114,11 @@ def _set_dialect(reading: ForeignConfig, tables: Mapping[str, Node]) -> None:
         )
     reading.dialect = likeliest[0]
     reading.why = ", ".join(marks[reading.dialect][:MAX_MARKS])
+
+
+def _is_there(mark: str, keys: Keys) -> bool:
+    """True for a key of the file, which may be a dotted one of its inner keys."""
+    return mark in keys or select(keys, mark) is not None
 
 
 def _check_trains(reading: ForeignConfig, table: Node) -> None:

@@ -54,7 +54,7 @@ class ShellLine:
 class Variables:
     """The variables that a script has set so far, and texts with their values put in."""
 
-    values: dict[str, str] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=lambda: {"HOME": "~"})
 
     def fill(self, text: str) -> str:
         """A text with its variables replaced by their values."""

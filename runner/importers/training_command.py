@@ -8,6 +8,7 @@ from pathlib import Path
 from runner.config.dialect import find_dialects, read_table
 from runner.errors import ConfigError, Fault
 from runner.importers.foreign_config import FILE_TYPES, ForeignConfig, Keys, Remark, read_named
+from runner.importers.hydra_words import read_hydra_words
 from runner.importers.shell_lines import ShellLine, Variables, read_lines
 from runner.schema.text import Node
 
@@ -20,6 +21,8 @@ SPREAD = re.compile(
 # Variables that say it as well.
 SPREAD_VARIABLES = ("NPROC_PER_NODE", "NNODES")
 CONFIG_FLAGS = ("config", "config_file")
+# An override that no command takes: a dotted key is no variable of the shell.
+LOST_OVERRIDE = re.compile(r"[+~]{0,2}\w+(\.\w+)+=")
 # Words at which the flags of a command end.
 ENDS = ("|", ">", ">>", "2>&1", "&", "&&", ";", "1>")
 CONDITION_REMARK = (
@@ -155,7 +158,7 @@ def _find_training_script(
     """
     word = words[index]
     is_own = bool(re.search(table.get("own_scripts", ""), word))
-    why = word if is_own else f"{word}, taken for the one of that name in TRL or a recipe"
+    why = word if is_own else f"{word}, taken for the one of that name in {table['title']}"
     flags = _flags_of(words[index + 1 :])
     has_mark = bool(flags.keys() & set(table["marks"]))
     # Its flags may stand in a file, which is looked at when it is read.
@@ -188,9 +191,10 @@ def _take(
     reading.command = training.command
     reading.why = training.why
     reading.script = training.script
+    is_hydra = bool(read_table(training.dialect).sections.get("hydra"))
     # Flags on the line below would be lost without a word.
-    if line.below.startswith("--"):
-        flag = line.below.partition(" ")[0]
+    if line.below.startswith("--") or (is_hydra and LOST_OVERRIDE.match(line.below)):
+        flag = re.split(r"[ =]", line.below, maxsplit=1)[0]
         raise ConfigError(
             Fault(
                 where=str(reading.path),
@@ -201,7 +205,13 @@ def _take(
                 "the last with a backslash",
             )
         )
-    _read_flags(reading, line.words[training.first_flag :])
+    words = line.words[training.first_flag :]
+    if is_hydra:
+        overrides = read_hydra_words(reading.path, words)
+        reading.keys = overrides.keys
+        reading.remarks |= overrides.remarks
+    else:
+        _read_flags(reading, words)
     if not training.is_certain:
         _check_marks(reading)
     starters = []

@@ -24,6 +24,8 @@ from runner.importers.llama_factory_v1 import read_llama_factory_v1
 from runner.importers.open_instruct import read_open_instruct
 from runner.importers.swift import read_swift
 from runner.importers.trl import read_trl
+from runner.importers.verl import read_verl
+from runner.importers.verl_sft import read_verl_sft
 
 MAX_NAME_LETTERS = 95  # with .yaml it is a file
 FIRST_KEYS = ("seed", "learning_rate", "kl_coef")
@@ -67,7 +69,8 @@ def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> 
             draft.imply(default.give)
     follow(draft, *table.sections["first"])
     read_strategy(draft)
-    read = READERS.get(table.sections.get("below", reading.dialect), read_paths)
+    reader = READERS.get(reading.dialect) or READERS.get(table.sections.get("below", ""))
+    read = reader or read_paths
     read(draft)
     follow_rest(draft)
     noted_keys = {note.key for note in draft.notes}
@@ -99,4 +102,6 @@ READERS: Mapping[str, Callable[[Draft], None]] = {
     "open_instruct": read_open_instruct,
     "swift": read_swift,
     "trl": read_trl,
+    "verl": read_verl,
+    "verl_sft": read_verl_sft,
 }
