@@ -1,8 +1,10 @@
 """The training command of a shell script -> the keys of its flags and of the file that it names."""
 
 import re
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.config.dialect import find_dialects, read_table
@@ -19,6 +21,7 @@ SPREAD = re.compile(
 )
 # Variables that say it as well.
 SPREAD_VARIABLES = ("NPROC_PER_NODE", "NNODES")
+SHELLS = ("bash", "sh")
 CONFIG_FLAGS = ("config", "config_file")
 # Words at which the flags of a command end.
 ENDS = ("|", ">", ">>", "2>&1", "&", "&&", ";", "1>")
@@ -85,7 +88,8 @@ def read_script(path: Path, text: str) -> ForeignConfig:
     reading = ForeignConfig(path, {}, remarks=control_flow.remarks)
     reason = ""  # why the first command that is no training is none
     further_trainings = 0
-    for line in read_lines(path, text, variables):
+    for raw_line in read_lines(path, text, variables):
+        line = replace(raw_line, words=_open_inner_commands(raw_line.words))
         control_flow.follow(line.words)
         for index in range(len(line.words)):
             command = _find_command(line.words, index)
@@ -107,6 +111,19 @@ def read_script(path: Path, text: str) -> ForeignConfig:
         if name in variables_of_training:
             reading.keys[name] = value
     return reading
+
+
+def _open_inner_commands(words: Sequence[str]) -> list[str]:
+    """The words of a line, where a command in quotes that a further shell runs is its words."""
+    opened: list[str] = []
+    for index, word in enumerate(words):
+        is_inner = index > 1 and words[index - 1] == "-c" and words[index - 2] in SHELLS
+        inner_words = [word]
+        if is_inner:
+            with suppress(ValueError):  # half of a quotation
+                inner_words = shlex.split(word)
+        opened += inner_words
+    return opened
 
 
 def _no_training(path: Path, reason: str) -> Fault:
@@ -154,7 +171,7 @@ def _find_training_script(
     """
     word = words[index]
     is_own = re.search(table.get("own_scripts", ""), word)
-    why = word if is_own else f"{word}, taken for the one of that name in TRL"
+    why = word if is_own else f"{word}, taken for the one of that name in {table['title']}"
     flags = set()
     for flag in words[index + 1 :]:
         flag_name = flag.lstrip("-").partition("=")[0]

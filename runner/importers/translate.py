@@ -21,6 +21,7 @@ from runner.importers.follow import follow, follow_rest
 from runner.importers.foreign_config import ForeignConfig
 from runner.importers.llama_factory import read_llama_factory
 from runner.importers.llama_factory_v1 import read_llama_factory_v1
+from runner.importers.openrlhf import read_openrlhf
 from runner.importers.swift import read_swift
 from runner.importers.trl import read_trl
 
@@ -92,6 +93,7 @@ READERS: Mapping[str, Callable[[Draft], None]] = {
     "axolotl": read_axolotl,
     "llama_factory": read_llama_factory,
     "llama_factory_v1": read_llama_factory_v1,
+    "openrlhf": read_openrlhf,
     "swift": read_swift,
     "trl": read_trl,
 }
