@@ -144,6 +144,19 @@ def test_a_function_of_a_row_is_not_called_when_it_is_built():
     assert step(row={"a": 1}) == {"a": 1}
 
 
+def test_a_text_is_written_around_columns_and_another_where_one_is_empty():
+    step = build(
+        {
+            "_target_": "runner.dataset.step.render_text",
+            "column": "prompt",
+            "text": "{{q}} {braces} {{more}} {{unknown}}",
+            "empty": {"more": "only {{q}}"},
+        }
+    )
+    assert step(row={"q": "why?", "more": 2})["prompt"] == "why? {braces} 2 {{unknown}}"
+    assert step(row={"q": "why?", "more": ""}) == {"q": "why?", "more": "", "prompt": "only why?"}
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("word", "message"),

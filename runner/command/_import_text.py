@@ -5,6 +5,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -98,7 +99,8 @@ def describe(draft: Draft) -> list[str]:
         if notes:
             lines += ["", f"{kind} ({len(notes)})"]
         for note in notes:
-            lines += _describe_note(note)
+            name = draft.reading.written_names.get(note.key, note.key)
+            lines += _describe_note(replace(note, key=name))
     return lines
 
 

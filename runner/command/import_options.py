@@ -14,10 +14,10 @@ python -m runner import recipes/                   all files of a folder
 python -m runner import dpo.yaml dialect=trl trainer=dpo""",
     """\
 Reads YAML, JSON and shell scripts of Axolotl, LLaMA-Factory, ms-swift, verl,
-open-instruct, TRL's command line and recipes for it (alignment-handbook, open-r1,
-SimPO). Whose it is follows from its keys, or from dialect=axolotl,
-llama_factory, llama_factory_v1, open_instruct, swift, trl, verl or verl_sft;
-trainer= is for files of TRL, verl and LLaMA-Factory's v1 that do not say.""",
+OpenRLHF, torchtune, open-instruct, TRL's command line, and recipes for it
+(alignment-handbook, open-r1, SimPO). Whose it is follows from its keys, or from
+dialect=axolotl, llama_factory, llama_factory_v1, open_instruct, openrlhf, swift,
+torchtune, trl, verl or verl_sft; trainer= is for files that do not say.""",
     """\
 It is written into conf/experiment/ of this folder (to=none only prints it), and
 printed with the command that trains it. Of a folder all files that train are

@@ -161,3 +161,19 @@ def lift(row: Row, columns: Mapping[str, str]) -> Row:
             )
         lifted[name] = value
     return lifted
+
+
+def render_text(row: Row, column: str, text: str, empty: Mapping[str, str] | None = None) -> Row:
+    """The row with ``text`` in ``column``, in which ``{{NAME}}`` becomes the text of that column.
+
+    ``empty`` has other texts for rows in which the column of their name is empty or missing.
+    """
+    chosen_text = text
+    for name, other_text in (empty or {}).items():
+        if not row.get(name):
+            chosen_text = other_text
+
+    def replacement(match: re.Match[str]) -> str:
+        return str(row.get(match[1], match[0]))
+
+    return dict(row) | {column: PLACEHOLDER.sub(replacement, chosen_text)}

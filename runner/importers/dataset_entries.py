@@ -37,6 +37,7 @@ ORDER = (
     "columns",
     "limit",
     "image_folder",
+    "map",
     "streaming",
 )
 # The ending of a file of rows, and a slice such as train[:90%].
@@ -99,6 +100,8 @@ def write_rows(draft: Draft, nodes: Sequence[Part]) -> None:
         draft.choices["dataset"] = option
         draft.values["dataset"] = node
         draft.note(MAPPED, key, f"dataset={option} dataset.path: {path}")
+        if draft.keys.get(section["weights"]) is not None:
+            draft.note(SAME, section["weights"], why="one dataset")
     else:
         forms = {node.get("form") for node in nodes}
         _make_mixable(draft, key, forms)

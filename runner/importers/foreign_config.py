@@ -5,6 +5,7 @@ Files are read here: YAML and JSON become keys. How a shell script becomes keys 
 """
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,20 @@ class ForeignConfig:
     remarks: dict[str, Remark] = field(default_factory=dict)
     # Values of a file that it reads, and that its own take the place of.
     overridden: dict[str, Remark] = field(default_factory=dict)
+    # The names that keys have in the file, where the table knows them under others.
+    written_names: dict[str, str] = field(default_factory=dict)
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give keys the names that the table knows them under, if no other key has that name."""
+        renamed_keys: Keys = {}
+        for key, value in self.keys.items():
+            name = names.get(key, key)
+            if name in self.keys:
+                name = key
+            elif name != key:
+                self.written_names[name] = key
+            renamed_keys[name] = value
+        self.keys = renamed_keys
 
 
 def read_foreign_text(path: Path) -> str:

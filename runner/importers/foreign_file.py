@@ -56,7 +56,7 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
         reading.dialect = dialect
         reading.why = "because you say so"
     elif not reading.dialect:
-        _set_dialect(reading, tables)
+        _set_dialect(reading, tables, text)
     # A key may lead to a dialect beside it, which has the same commands or marks.
     for key, other_dialect in tables[reading.dialect].get("instead", {}).items():
         if key in reading.keys:
@@ -64,6 +64,7 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
             break
     table = tables[reading.dialect]
     _flatten(reading, table)
+    reading.rename(table.get("renamed", {}))
     _check_trains(reading, table)
     return reading
 
@@ -92,8 +93,17 @@ def _ungroup(reading: ForeignConfig, group: str) -> None:
             reading.keys[key] = value
 
 
-def _set_dialect(reading: ForeignConfig, tables: Mapping[str, Node]) -> None:
-    """Set the dialect that most marks are of; ConfigError where that is none, or more than one."""
+def _set_dialect(reading: ForeignConfig, tables: Mapping[str, Node], text: str) -> None:
+    """Set the dialect whose signature the text has, or that most marks are of.
+
+    Raises ConfigError where the marks are of none, or of more than one alike.
+    """
+    for name, table in tables.items():
+        signature = re.search(table.get("signature", "$^"), text)
+        if signature:
+            reading.dialect = name
+            reading.why = signature[0]
+            return
     marks: dict[str, list[str]] = {}
     for name, table in tables.items():
         marks[name] = [key for key in table["marks"] if _is_there(key, reading.keys)]

@@ -6,7 +6,10 @@ from runner.config.conversion import to_number, to_weights, to_whole_number, to_
 from runner.config.dialect import is_wanted, to_single_line
 from runner.config.menu import read_options
 from runner.dataset.conversation import SPEAKERS
-from runner.importers.draft import IGNORED, MAPPED, Draft
+from runner.importers.draft import IGNORED, MAPPED, SAME, Draft, is_unset
+
+# The weights of the critic, by their names in a policy with a critic.
+CRITIC = r"^value_|\.critic\."
 
 
 def divide_batch(draft: Draft, key: str) -> None:
@@ -147,6 +150,88 @@ def choose_trackers(draft: Draft, key: str) -> None:
         draft.no_equivalent(key, f"{others}: no tracker of ours", "tracker=[<name>,<name>]")
 
 
+def divide_rollout(draft: Draft, key: str) -> None:
+    """Write the answers of a rollout, from its prompts, and those of a step of all devices."""
+    step_key = "train_batch_size"
+    names = (key, step_key, "n_samples_per_prompt")
+    if any(is_unset(draft.keys.get(name)) for name in names):
+        for name in (key, step_key):
+            why = "prompts, answers and steps make each other's numbers; the shell sets one"
+            draft.no_equivalent(name, why, "batch=<answers of a step, or of a rollout for PPO>")
+        return
+    batch = max(1, draft.read(step_key, to_whole_number, 1))
+    answers = draft.read("n_samples_per_prompt", to_whole_number, 1)
+    prompts = draft.read(key, to_whole_number, 1)
+    rollout = prompts * answers
+    product = f"{prompts} prompts x {answers} answers"
+    if draft.trainer == "ppo":
+        steps = max(1, rollout // batch)
+        draft.write(key, "batch", rollout, f"{product}: the answers of a rollout")
+        why = f"{rollout} / {batch} steps of a rollout"
+        if rollout % batch:
+            draft.no_equivalent(step_key, f"it does not divide {product}")
+        else:
+            draft.write(step_key, "trainer.args.num_mini_batches", steps, why)
+        return
+    draft.write(step_key, "batch", batch, "answers a step of all devices")
+    if rollout == batch:
+        draft.note(SAME, key, why=f"{product}, which are those of a step")
+    else:
+        path = "trainer.args.generation_batch_size"
+        draft.write(key, path, rollout, f"{product}: the answers of a rollout")
+
+
+def split_betas(draft: Draft, key: str) -> None:
+    """Write both betas of Adam, which are one value there."""
+    betas = draft.take(key, to_weights, [0.9, 0.999])
+    if draft.choices.get("optimizer") == "adamw":
+        draft.write(key, "optimizer.betas", betas)
+        return
+    draft.put("trainer.args.adam_beta1", betas[0])
+    draft.put("trainer.args.adam_beta2", betas[-1])
+    draft.note(MAPPED, key, f"trainer.args.adam_beta1: {betas[0]}, adam_beta2: {betas[-1]}")
+
+
+def split_bounds(draft: Draft, key: str) -> None:
+    """Write both bounds of the ratio of probabilities, which are one value there."""
+    bounds = draft.take(key, to_weights, [])
+    if len(bounds) != 2:
+        draft.no_equivalent(key, "not two bounds")
+        return
+    if draft.trainer != "ppo":
+        draft.put("trainer.args.epsilon", bounds[0])
+        draft.put("trainer.args.epsilon_high", bounds[1])
+        target = f"trainer.args.epsilon: {bounds[0]}, epsilon_high: {bounds[1]}"
+        draft.note(MAPPED, key, target)
+        return
+    draft.put("trainer.args.cliprange", bounds[0])
+    if bounds[0] == bounds[1]:
+        draft.note(MAPPED, key, f"trainer.args.cliprange: {bounds[0]}")
+    else:
+        why = f"PPO has one bound, of which {bounds[0]} is written"
+        draft.no_equivalent(key, why, "trainer=grpo, which has two")
+
+
+def rate_critic(draft: Draft, key: str) -> None:
+    """Write a learning rate of the critic's own, by the names of its weights."""
+    rate = draft.read(key, to_number, 0.0)
+    if rate == draft.keys.get("actor_learning_rate"):
+        draft.note(SAME, key, why="that of the policy")
+        return
+    draft.choices["optimizer"] = "adamw"
+    draft.put("optimizer.groups", {CRITIC: {"lr": rate}})
+    draft.note(MAPPED, key, f"optimizer=adamw optimizer.groups: {CRITIC}")
+
+
+def compare_reference(draft: Draft, key: str) -> None:
+    """Note a reference, which is the start model here."""
+    why = "the reference is the start model"
+    if draft.keys[key] == draft.keys.get("pretrain"):
+        draft.note(SAME, key, why=why)
+    else:
+        draft.no_equivalent(key, why)
+
+
 FUNCTIONS: dict[str, Callable[[Draft, str], None]] = {
     "divide_batch": divide_batch,
     "pair_rows": pair_rows,
@@ -159,4 +244,9 @@ FUNCTIONS: dict[str, Callable[[Draft, str], None]] = {
     "count_nodes": count_nodes,
     "count_learners": count_learners,
     "continue_adapter": continue_adapter,
+    "divide_rollout": divide_rollout,
+    "split_betas": split_betas,
+    "split_bounds": split_bounds,
+    "rate_critic": rate_critic,
+    "compare_reference": compare_reference,
 }

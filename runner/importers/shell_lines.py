@@ -16,6 +16,9 @@ from runner.errors import ConfigError, Fault
 
 # A comment of bash begins a word; what stands in quotes, or behind a backslash, is none.
 COMMENT = re.compile(r"""(?m)('[^']*'|"(?:\\[\s\S]|[^"\\])*"|\\.)|(?:^|(?<=[\s;&|()]))#.*""")
+# Quotes in which a backslash begins a letter that cannot be typed.
+ESCAPED = re.compile(r"""(?<=[\s=])\$'((?:[^'\\]|\\.)*)'""")
+ESCAPES = {"n": "\n", "t": "\t"}
 # A text below a command, up to a word of its own.
 HEREDOC = re.compile(r"""(?<!<)<<-?\s*(['"]?)(\w+)\1""")
 # Such a text that becomes a variable, because it is printed into one or read into one.
@@ -118,6 +121,7 @@ def read_lines(path: Path, text: str, variables: Variables) -> Iterator[ShellLin
     # A line goes on behind a backslash, and inside of quotes, where ``BREAK`` takes the place of
     # the line break. An array becomes a variable of one text.
     script = "\n".join([*_to_variables(text), ""])
+    script = ESCAPED.sub(_without_escapes, script)
     script = COMMENT.sub(_without_comment, script)
     script = ARRAY.sub(_to_variable, script)
     lines = script.replace("\\\n", " ").split("\n")
@@ -149,6 +153,11 @@ def read_lines(path: Path, text: str, variables: Variables) -> Iterator[ShellLin
             variables.values[name] = value.rstrip(";")
         below = next(filter(str.strip, lines[index + 1 :]), "")
         yield ShellLine(words, below.lstrip())
+
+
+def _without_escapes(match: re.Match[str]) -> str:
+    text = re.sub(r"\\(.)", lambda escape: ESCAPES.get(escape[1], escape[1]), match[1])
+    return shlex.quote(text)
 
 
 def _without_comment(match: re.Match[str]) -> str:

@@ -1,8 +1,10 @@
 """The training command of a shell script -> the keys of its flags and of the file that it names."""
 
 import re
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.config.dialect import find_dialects, read_table
@@ -20,6 +22,7 @@ SPREAD = re.compile(
 )
 # Variables that say it as well.
 SPREAD_VARIABLES = ("NPROC_PER_NODE", "NNODES")
+SHELLS = ("bash", "sh")
 CONFIG_FLAGS = ("config", "config_file")
 # An override that no command takes: a dotted key is no variable of the shell.
 LOST_OVERRIDE = re.compile(r"[+~]{0,2}\w+(\.\w+)+=")
@@ -89,7 +92,8 @@ def read_script(path: Path, text: str) -> ForeignConfig:
     reading = ForeignConfig(path, {}, remarks=control_flow.remarks)
     reason = ""  # why the first command that is no training is none
     further_trainings = 0
-    for line in read_lines(path, text, variables):
+    for raw_line in read_lines(path, text, variables):
+        line = replace(raw_line, words=_open_inner_commands(raw_line.words))
         control_flow.follow(line.words)
         for index in range(len(line.words)):
             command = _find_command(line.words, index)
@@ -111,6 +115,19 @@ def read_script(path: Path, text: str) -> ForeignConfig:
         if name in variables_of_training:
             reading.keys[name] = value
     return reading
+
+
+def _open_inner_commands(words: Sequence[str]) -> list[str]:
+    """The words of a line, where a command in quotes that a further shell runs is its words."""
+    opened: list[str] = []
+    for index, word in enumerate(words):
+        is_inner = index > 1 and words[index - 1] == "-c" and words[index - 2] in SHELLS
+        inner_words = [word]
+        if is_inner:
+            with suppress(ValueError):  # half of a quotation
+                inner_words = shlex.split(word)
+        opened += inner_words
+    return opened
 
 
 def _no_training(path: Path, reason: str) -> Fault:

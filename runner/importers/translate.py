@@ -22,6 +22,7 @@ from runner.importers.foreign_config import ForeignConfig
 from runner.importers.llama_factory import read_llama_factory
 from runner.importers.llama_factory_v1 import read_llama_factory_v1
 from runner.importers.open_instruct import read_open_instruct
+from runner.importers.openrlhf import read_openrlhf
 from runner.importers.swift import read_swift
 from runner.importers.trl import read_trl
 from runner.importers.verl import read_verl
@@ -100,6 +101,7 @@ READERS: Mapping[str, Callable[[Draft], None]] = {
     "llama_factory": read_llama_factory,
     "llama_factory_v1": read_llama_factory_v1,
     "open_instruct": read_open_instruct,
+    "openrlhf": read_openrlhf,
     "swift": read_swift,
     "trl": read_trl,
     "verl": read_verl,

@@ -1,0 +1,20 @@
+python -m openrlhf.cli.train_ppo_ray \
+   --pretrain Qwen/Qwen3-0.6B \
+   --remote_rm_url rewards/exact.py \
+   --advantage_estimator group_norm \
+   --use_kl_loss \
+   --kl_estimator k3 \
+   --init_kl_coef 1e-3 \
+   --eps_clip_low_high 0.2 0.27 \
+   --dynamic_filtering \
+   --dynamic_filtering_reward_range 0 1 \
+   --train_batch_size 128 \
+   --micro_train_batch_size 8 \
+   --rollout_batch_size 128 \
+   --n_samples_per_prompt 8 \
+   --max_len 2048 \
+   --overlong_buffer_len 512 \
+   --prompt_data org/questions \
+   --input_key question \
+   --label_key answer \
+   --apply_chat_template
