@@ -9,13 +9,16 @@ each of its keys.""",
     """\
 python -m runner import axolotl.yml
 python -m runner import train.sh name=mine         conf/experiment/mine.yaml
+python -m runner import notebook.ipynb
 python -m runner import train.sh to=my/experiment/mine.yaml force=true
 python -m runner import dpo.yaml dialect=trl trainer=dpo""",
     """\
-Reads YAML, JSON and shell scripts of Axolotl, LLaMA-Factory, ms-swift and TRL's
-command line. Whose it is follows from its keys, or from dialect=axolotl,
-llama_factory, llama_factory_v1, swift or trl; trainer= is for files of TRL and
-of LLaMA-Factory's format v1 that do not say.""",
+Reads YAML, JSON and shell scripts of Axolotl, LLaMA-Factory, ms-swift, TRL's
+command line and Unsloth, and Python scripts and notebooks (.py, .ipynb) that
+call TRL's trainers or Unsloth. Nothing of them is run. Whose a file is follows
+from its keys and calls, or from dialect=axolotl, llama_factory,
+llama_factory_v1, swift, trl, trl_script or unsloth; trainer= is for files of
+TRL and of LLaMA-Factory's format v1 that do not say.""",
     """\
 It is written into conf/experiment/ of this folder, where there is such a
 folder, and is printed in any case. Nothing that is there is overwritten without

@@ -12,6 +12,8 @@ from runner.config.conversion import plain
 from runner.config.dialect import STRATEGY, find_dialects, read_sections
 from runner.errors import ConfigError, Fault
 from runner.importers.foreign_config import FILE_TYPES, ForeignConfig, parse_keys, read_foreign_text
+from runner.importers.python_file import PYTHON_TYPES
+from runner.importers.python_training import read_python
 from runner.importers.training_command import read_script
 from runner.schema.text import Node
 
@@ -34,12 +36,7 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
                 fix=f"dialect={next(iter(dialects))}",
             )
         )
-    text = read_foreign_text(path)
-    has_flags = path.suffix not in FILE_TYPES and re.search(r"(?m)^\s*--\w", text)
-    if path.suffix in SCRIPT_TYPES or has_flags:
-        reading = read_script(path, text)
-    else:
-        reading = ForeignConfig(path, parse_keys(text, str(path)))
+    reading = _read_keys(path)
     reading.keys = {key: plain(value) for key, value in reading.keys.items()}
 
     # A file of a strategy has marks as well, and is refused for a better reason than another.
@@ -64,6 +61,17 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
             reading.keys |= inner_keys
     _check_trains(reading, table)
     return reading
+
+
+def _read_keys(path: Path) -> ForeignConfig:
+    """The keys of a file, by what kind of file it is."""
+    text = read_foreign_text(path)
+    if path.suffix in PYTHON_TYPES:
+        return read_python(path, text)
+    has_flags = path.suffix not in FILE_TYPES and re.search(r"(?m)^\s*--\w", text)
+    if path.suffix in SCRIPT_TYPES or has_flags:
+        return read_script(path, text)
+    return ForeignConfig(path, parse_keys(text, str(path)))
 
 
 def _set_dialect(reading: ForeignConfig, tables: Mapping[str, Node]) -> None:

@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from runner.config.conversion import to_entries, to_mapping, to_plain_text
+from runner.config.conversion import to_entries, to_mapping, to_words
 from runner.config.menu import read_options
 from runner.errors import ConfigError, Fault
 from runner.importers.dataset_entries import read_entry, write_rows
-from runner.importers.draft import MAPPED, Draft
+from runner.importers.draft import MAPPED, Draft, Part
 from runner.importers.reward_entries import read_rewards, type_rewards
 
 
@@ -20,13 +20,7 @@ def read_trl(draft: Draft) -> None:
         draft.choices["trainer"] = draft.reading.command
     else:
         _choose_trainer(draft)
-    # A mixture, or the one dataset that a name says.
-    nodes = []
-    for index, entry in enumerate(draft.take("datasets", to_entries, [])):
-        nodes.append(read_entry(draft, "datasets", f"datasets[{index}]", entry))
-    if draft.keys.get("datasets") is None:
-        path = draft.take("dataset_name", to_plain_text, "???")
-        nodes = [{**draft.values["dataset"], "path": path}]
+    nodes = _read_nodes(draft)
     if any(node.get("weight") for node in nodes):
         why = "fraction: theirs leaves rows out, ours repeats small parts"
         draft.no_equivalent("datasets", why, "dataset.weights")
@@ -42,12 +36,30 @@ def read_trl(draft: Draft) -> None:
         draft.keys["env"] = ", ".join(variables)  # their values may be secrets
 
 
+def _read_nodes(draft: Draft) -> list[Part]:
+    """The nodes of a mixture, or of the datasets that a key names."""
+    names: list[str] = []
+    nodes = []
+    for key in draft.table.sections["datasets"]["keys"]:
+        if key == "datasets":
+            for index, entry in enumerate(draft.take(key, to_entries, [])):
+                nodes.append(read_entry(draft, key, f"{key}[{index}]", entry))
+        elif draft.keys.get(key) is not None:
+            names += draft.take(key, to_words, [])
+    if nodes:
+        return nodes
+    for name in names or ["???"]:
+        nodes.append({**draft.values["dataset"], "path": name})
+    return nodes
+
+
 def _keep_adapter_defaults(draft: Draft) -> None:
     """Write the learning rate where theirs has the same with an adapter, and ours a multiple."""
     rate = draft.config.parameters.get("learning_rate")
     if rate:
         draft.imply({"learning_rate": rate.default})
-    if draft.keys.get("lora_target_modules") is None:
+    is_chosen = draft.values.get("peft", {}).get("target_modules")
+    if draft.keys.get("lora_target_modules") is None and not is_chosen:
         why = "theirs is peft's own choice for the model"
         draft.no_equivalent("lora_target_modules", why, "peft.target_modules=all-linear")
 
