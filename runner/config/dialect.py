@@ -96,15 +96,26 @@ def find_dialects() -> dict[str, dict[str, Any]]:
 def read_table(dialect: str) -> Table:
     """The table of a dialect, with the rows that all share."""
     sections = read_sections()
-    node = sections[dialect]
-    below = sections[node["below"]] if "below" in node else {"keys": {}}
-    merged = below | node
+    merged: dict[str, Any] = {}
+    keys = _read_rules(sections[SHARED])
+    for name in reversed(find_lineage(dialect)):
+        merged |= sections[name]
+        keys |= _read_rules(sections[name])
     return Table(
-        keys=_read_rules(sections[SHARED]) | _read_rules(below) | _read_rules(node),
+        keys=keys,
         rows=_read_rules({"keys": merged.get("rows", {})}),
         defaults=_to_rules(merged["defaults"]),
         sections=merged,
     )
+
+
+def find_lineage(dialect: str) -> list[str]:
+    """A dialect, the one whose table lies below its own, and so on."""
+    sections = read_sections()
+    lineage = [dialect]
+    while "below" in sections[lineage[-1]]:
+        lineage.append(sections[lineage[-1]]["below"])
+    return lineage
 
 
 def _read_rules(node: Node) -> Rules:

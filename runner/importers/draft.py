@@ -270,6 +270,21 @@ class Draft:
             return NO_EQUIVALENT
         return ""
 
+    def ask_for_code(self, key: str) -> None:
+        """Leave open an argument of the trainer that is code, so that its value is typed."""
+        rules = self.find_rules(key)
+        path = f"trainer.args.{key}" if key in self.config.parameters else ""
+        if rules:
+            path = rules[0].to if not rules[0].when and not rules[0].beside else ""
+        if not path.startswith(("trainer.args.", "learning_rate")) or key in self.keys:
+            return
+        remark = self.reading.remarks.pop(key)
+        self.keys[key] = remark.value
+        self.put(path, f"${{code.{key}}}")
+        self.unset.add(key)
+        self.no_equivalent(key, remark.why, f"{path}=<value>")
+        del self.keys[key]  # no other rule may take it for a value
+
     def _ask_for(self, key: str, path: str, text: str) -> None:
         """Leave open a value that their file does not say, and note that it has to be typed."""
         # A reference to nothing: no run starts with it, where ??? would mean the default.

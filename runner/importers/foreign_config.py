@@ -16,6 +16,8 @@ from runner.io.filetype import EXPERIMENT_FILES
 from runner.schema.did_you_mean import files_beside
 
 FILE_TYPES = (".yaml", ".yml", ".json")
+NOTEBOOK = ".ipynb"
+MAX_NOTEBOOK = 64_000_000  # bytes, most of which are the pictures and sounds that it has shown
 
 Keys = dict[str, Any]  # keys of a file with their values
 
@@ -40,6 +42,10 @@ class ForeignConfig:
     devices: int = 1  # on how many it ran
     # The name of the script that it starts, where the dialect knows some.
     script: str = ""
+    # What the rules of its table may ask for, and is no key of the file.
+    facts: Keys = field(default_factory=dict)
+    # Keys that have a remark in place of a value, which nobody knows before the file is run.
+    unknown: list[str] = field(default_factory=list)
     # What else the file holds.
     remarks: dict[str, Remark] = field(default_factory=dict)
     # Values of a file that it reads, and that its own take the place of.
@@ -63,7 +69,9 @@ class ForeignConfig:
 def read_foreign_text(path: Path) -> str:
     """The text of a file; ConfigError where it is missing, too large, or not UTF-8."""
     try:
-        check_size(path)
+        is_shown = path.suffix == NOTEBOOK and path.is_file()
+        if not is_shown or path.stat().st_size > MAX_NOTEBOOK:
+            check_size(path)
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(encoding_fault(path, error.object, "a configuration in UTF-8")) from None

@@ -19,11 +19,13 @@ from runner.importers.foreign_config import (
     read_foreign_text,
 )
 from runner.importers.hydra_words import flatten_config
+from runner.importers.python_file import PYTHON_TYPES
+from runner.importers.python_training import read_python
 from runner.importers.training_command import read_script
 from runner.schema.text import Node, select
 
 SCRIPT_TYPES = (".sh", ".bash")
-READ_TYPES = (*FILE_TYPES, *SCRIPT_TYPES)
+READ_TYPES = (*FILE_TYPES, *SCRIPT_TYPES, *PYTHON_TYPES)
 MAX_MARKS = 5  # that the reason for a dialect names
 
 
@@ -43,11 +45,7 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
             )
         )
     text = read_foreign_text(path)
-    has_flags = path.suffix not in FILE_TYPES and re.search(r"(?m)^\s*--\w", text)
-    if path.suffix in SCRIPT_TYPES or has_flags:
-        reading = read_script(path, text)
-    else:
-        reading = ForeignConfig(path, parse_keys(text, str(path)))
+    reading = _read_keys(path, text)
     reading.keys = {key: plain(value) for key, value in reading.keys.items()}
 
     # A file of a strategy has marks as well, and is refused for a better reason than another.
@@ -67,6 +65,16 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
     reading.rename(table.get("renamed", {}))
     _check_trains(reading, table)
     return reading
+
+
+def _read_keys(path: Path, text: str) -> ForeignConfig:
+    """The keys of a file with this text, by what kind of file it is."""
+    if path.suffix in PYTHON_TYPES:
+        return read_python(path, text)
+    has_flags = path.suffix not in FILE_TYPES and re.search(r"(?m)^\s*--\w", text)
+    if path.suffix in SCRIPT_TYPES or has_flags:
+        return read_script(path, text)
+    return ForeignConfig(path, parse_keys(text, str(path)))
 
 
 def _flatten(reading: ForeignConfig, table: Node) -> None:

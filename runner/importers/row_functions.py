@@ -1,8 +1,15 @@
 """Functions that rows of a dialect's table name under ``by``, for what no rule can describe."""
 
+import re
 from collections.abc import Callable
 
-from runner.config.conversion import to_number, to_weights, to_whole_number, to_words
+from runner.config.conversion import (
+    to_number,
+    to_plain_text,
+    to_weights,
+    to_whole_number,
+    to_words,
+)
 from runner.config.dialect import is_wanted, to_single_line
 from runner.config.menu import read_options
 from runner.dataset.conversation import SPEAKERS
@@ -10,6 +17,9 @@ from runner.importers.draft import IGNORED, MAPPED, SAME, Draft, is_unset
 
 # The weights of the critic, by their names in a policy with a critic.
 CRITIC = r"^value_|\.critic\."
+
+# The end of a name on the hub of weights that are kept in 4 bits.
+BITS = re.compile(r"(-unsloth)?-bnb-4bit$")
 
 
 def divide_batch(draft: Draft, key: str) -> None:
@@ -232,6 +242,29 @@ def compare_reference(draft: Draft, key: str) -> None:
         draft.no_equivalent(key, why)
 
 
+def fill_groups(draft: Draft, key: str) -> None:
+    """Write the micro-batch, as large as a group where no whole groups make up a step."""
+    micro_batch = draft.take(key, to_whole_number, 1)
+    steps = draft.read("gradient_accumulation_steps", to_whole_number, 1)
+    group = draft.read("num_generations", to_whole_number, 8)
+    why = ""
+    if group > 0 and (micro_batch * steps) % group:
+        micro_batch = group
+        why = "a whole group, which Unsloth makes of it"
+    draft.write(key, f"trainer.args.{key}", micro_batch, why)
+
+
+def name_weights(draft: Draft, key: str) -> None:
+    """Write the model; for weights of 4 bits that are not wanted, those that they were made of."""
+    name = draft.take(key, to_plain_text, "???")
+    stem = BITS.sub("", name)
+    why = ""
+    if stem != name and not is_wanted(draft.keys.get("load_in_4bit"), "enabled"):
+        name = stem
+        why = "without load_in_4bit the weights of 16 bits are loaded"
+    draft.write(key, "model.path", name, why)
+
+
 FUNCTIONS: dict[str, Callable[[Draft, str], None]] = {
     "divide_batch": divide_batch,
     "pair_rows": pair_rows,
@@ -249,4 +282,6 @@ FUNCTIONS: dict[str, Callable[[Draft, str], None]] = {
     "split_bounds": split_bounds,
     "rate_critic": rate_critic,
     "compare_reference": compare_reference,
+    "fill_groups": fill_groups,
+    "name_weights": name_weights,
 }

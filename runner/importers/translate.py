@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.conversion import to_words
-from runner.config.dialect import read_table
+from runner.config.dialect import find_lineage, read_table
 from runner.errors import ConfigError
 from runner.importers.axolotl import read_axolotl
 from runner.importers.dataset_entries import write_rows
@@ -60,6 +60,8 @@ def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> 
     table = read_table(reading.dialect)
     draft = Draft(name, table, replace(reading, command=trainer or reading.command))
     draft.add(reading.keys)
+    draft.keys |= reading.facts
+    draft.handled |= reading.facts.keys()
     none_keys = set()
     for key, value in draft.keys.items():
         if value == "none" and key.split(".")[-1] not in VALUE_NONE:
@@ -70,9 +72,11 @@ def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> 
             draft.imply(default.give)
     follow(draft, *table.sections["first"])
     read_strategy(draft)
-    reader = READERS.get(reading.dialect) or READERS.get(table.sections.get("below", ""))
-    read = reader or read_paths
+    readers = [READERS[name] for name in find_lineage(reading.dialect) if name in READERS]
+    read = readers[0] if readers else read_paths
     read(draft)
+    for key in reading.unknown:
+        draft.ask_for_code(key)
     follow_rest(draft)
     noted_keys = {note.key for note in draft.notes}
     for key in sorted(none_keys - noted_keys):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from runner.config.conversion import to_entries, to_mapping, to_number, to_plain_text, to_words
+from runner.config.conversion import to_entries, to_mapping, to_number, to_words
 from runner.config.dialect import is_wanted
 from runner.config.menu import read_options
 from runner.errors import ConfigError, Fault
@@ -16,6 +16,8 @@ from runner.importers.reward_entries import read_rewards, type_rewards
 
 # Keys that say whether rows are evaluated, of which the second is an earlier name of the first.
 EVALUATION_KEYS = ("eval_strategy", "evaluation_strategy", "do_eval")
+# Keys that hold the datasets of a mixture.
+MIXTURES = ("datasets", "dataset_mixer")
 # The forms of rows that their scripts take.
 MIXER_FORMS = {"sft": "messages", "dpo": "preference", "orpo": "preference", "cpo": "preference"}
 
@@ -28,11 +30,7 @@ def read_trl(draft: Draft) -> None:
         draft.choices["trainer"] = draft.reading.command
     else:
         _choose_trainer(draft)
-    # A mixture, or the one dataset that a name says.
-    nodes = _read_mixture(draft)
-    if not nodes:
-        path = draft.take("dataset_name", to_plain_text, "???")
-        nodes = [{**draft.values["dataset"], "path": path}]
+    nodes = _read_mixture(draft) or _read_named(draft)
     if any(node.get("weight") for node in nodes):
         why = "fraction: theirs leaves rows out, ours repeats small parts"
         draft.no_equivalent("datasets", why, "dataset.weights")
@@ -48,12 +46,22 @@ def read_trl(draft: Draft) -> None:
         draft.keys["env"] = ", ".join(variables)  # their values may be secrets
 
 
+def _read_named(draft: Draft) -> list[Part]:
+    """The nodes of the datasets that keys name; without a name, one that has to be said."""
+    names: list[str] = []
+    for key in draft.table.sections["datasets"]["keys"]:
+        if key not in MIXTURES and draft.keys.get(key) is not None:
+            names += draft.take(key, to_words, [])
+    return [{**draft.values["dataset"], "path": name} for name in names or ["???"]]
+
+
 def _keep_adapter_defaults(draft: Draft) -> None:
     """Write the learning rate where theirs has the same with an adapter, and ours a multiple."""
     rate = draft.config.parameters.get("learning_rate")
     if rate:
         draft.imply({"learning_rate": rate.default})
-    if draft.keys.get("lora_target_modules") is None:
+    is_chosen = draft.values.get("peft", {}).get("target_modules")
+    if draft.keys.get("lora_target_modules") is None and not is_chosen:
         why = "theirs is peft's own choice for the model"
         draft.no_equivalent("lora_target_modules", why, "peft.target_modules=all-linear")
 
