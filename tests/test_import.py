@@ -1223,7 +1223,6 @@ def test_tokens_and_keys_of_the_model_come_over(written, tool, keys, ours):
         ),
         ("trl", {"datasets": [5]}, "datasets"),
         ("trl", {"datasets": [{"path": "a/b", "fraction": "x"}]}, "datasets[0].fraction"),
-        ("trl", {"dataset_name": ["c"]}, "dataset_name"),
         ("trl", {"model_init_kwargs": "x"}, "model_init_kwargs"),
         ("trl", {"lora_target_modules": {"a": 1}}, "lora_target_modules"),
         ("trl", {"reward_funcs": {"a": 1}}, "reward_funcs"),
@@ -1233,7 +1232,7 @@ def test_tokens_and_keys_of_the_model_come_over(written, tool, keys, ours):
 def test_a_value_that_cannot_be_taken_is_a_fault_that_names_it(tmp_path, capsys, tool, keys, where):
     path = tmp_path / ("grpo.yaml" if "reward_funcs" in keys else "sft.yaml")
     path.write_text(yaml.safe_dump(WRONG[tool] | keys))
-    assert main(["import", str(path), f"dialect={tool}", "name=x"]) == 2
+    assert main(["import", str(path), f"dialect={tool}", "to=none"]) == 2
     error = capsys.readouterr().err
     assert f"\n  {where}\n    found " in error
     assert "\n    expected  " in error

@@ -1,13 +1,13 @@
 """Other tools' configurations -> experiments of ours, and what becomes of each of their keys.
 
-    foreign_file      a YAML, JSON or shell file -> its keys, and the dialect that it is in
-                      (foreign_config; of scripts training_command, shell_lines)
+    foreign_file      a YAML, JSON or shell file, a Python script or a notebook -> its keys, and the
+                      dialect that it is in (foreign_config; of shell scripts training_command,
+                      shell_lines and hydra_words; of Python python_training and python_*)
     draft             the experiment as it grows, with a note on each key
     follow            the rows of a dialect's table (row_functions: what no row can describe)
     device_strategy   over how many devices, and how -> words to type
     dataset_entries, reward_entries    datasets and rewards of any tool
-    axolotl, llama_factory, llama_factory_v1, open_instruct, swift, trl
-                      the rest, one reader a tool
+    readers           the rest, one reader a tool, in modules of their names
     translate         all of it in order
 
 A dialect is one table in ``config/dialects/``, which the check of keys reads too; ``shared.yaml``

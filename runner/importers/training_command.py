@@ -17,8 +17,8 @@ from runner.schema.text import Node
 # Flags of the program that starts the processes, which say over how many devices the training is
 # spread, and how.
 SPREAD = re.compile(
-    r"(?i)--(\w*config_file|zero_stage|n(?:um|proc).(?:machines|processes|per.node)|nnodes|num.nodes)"
-    r"[= ](\S+)"
+    r"(?i)--(\w*config_file|zero_stage|n(?:um|proc).(?:machines|processes|per.node)|nnodes"
+    r"|num.nodes)[= ](\S+)"
 )
 # Variables that say it as well.
 SPREAD_VARIABLES = ("NPROC_PER_NODE", "NNODES")

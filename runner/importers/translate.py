@@ -1,32 +1,21 @@
 """A configuration that was read -> the draft of an experiment, by the table of its dialect.
 
-The reader of each tool, in a module of its name, does what no table can say: datasets, rewards, and
-the little that follows from several keys.
+The reader of each tool does what no table can say: datasets, rewards, and the little that follows
+from several keys.
 """
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runner.config.conversion import to_words
-from runner.config.dialect import find_lineage, read_table
+from runner.config.dialect import read_table
 from runner.errors import ConfigError
-from runner.importers.axolotl import read_axolotl
-from runner.importers.dataset_entries import write_rows
 from runner.importers.device_strategy import read_strategy
 from runner.importers.draft import SAME, Draft
 from runner.importers.follow import follow, follow_rest
 from runner.importers.foreign_config import ForeignConfig
-from runner.importers.llama_factory import read_llama_factory
-from runner.importers.llama_factory_v1 import read_llama_factory_v1
-from runner.importers.open_instruct import read_open_instruct
-from runner.importers.openrlhf import read_openrlhf
-from runner.importers.swift import read_swift
-from runner.importers.trl import read_trl
-from runner.importers.verl import read_verl
-from runner.importers.verl_sft import read_verl_sft
+from runner.importers.readers import find_reader
 
 MAX_NAME_LETTERS = 95  # with .yaml it is a file
 FIRST_KEYS = ("seed", "learning_rate", "kl_coef")
@@ -72,8 +61,7 @@ def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> 
             draft.imply(default.give)
     follow(draft, *table.sections["first"])
     read_strategy(draft)
-    readers = [READERS[name] for name in find_lineage(reading.dialect) if name in READERS]
-    read = readers[0] if readers else read_paths
+    read = find_reader(reading.dialect)
     read(draft)
     for key in reading.unknown:
         draft.ask_for_code(key)
@@ -89,25 +77,3 @@ def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> 
         draft.no_equivalent(key, remark.why)
     ConfigError.refuse(draft.faults)
     return draft
-
-
-def read_paths(draft: Draft) -> None:
-    """Write the datasets of a dialect that has a table only: paths, or names on the hub."""
-    key = draft.table.sections["datasets"]["keys"][0]
-    paths = draft.take(key, to_words, [])
-    nodes = [{"path": path, "form": draft.form} for path in paths]
-    write_rows(draft, nodes)
-
-
-# The reader of each dialect; one that has a table below it shares the reader of that.
-READERS: Mapping[str, Callable[[Draft], None]] = {
-    "axolotl": read_axolotl,
-    "llama_factory": read_llama_factory,
-    "llama_factory_v1": read_llama_factory_v1,
-    "open_instruct": read_open_instruct,
-    "openrlhf": read_openrlhf,
-    "swift": read_swift,
-    "trl": read_trl,
-    "verl": read_verl,
-    "verl_sft": read_verl_sft,
-}
