@@ -255,6 +255,13 @@ def test_a_field_that_is_not_there(load, arguments, words):
         begin(source, source.rows(1, 0, held_out=False))
 
 
+def test_python_is_that_of_the_run_and_port_is_free():
+    command = OpenEnv(command="python server.py --port PORT").command
+    assert command[0] == sys.executable
+    assert int(command[-1]) > 0
+    assert OpenEnv(command=["pythonx", "python"]).command == ["pythonx", "python"]
+
+
 def test_a_command_that_fails_or_serves_nothing(tmp_path):
     words = [sys.executable, "-c", "print('no model'); raise SystemExit(3)", "PORT"]
     with pytest.raises(EnvironmentFault, match=r"exit code 3\n +no model"):
