@@ -389,7 +389,7 @@ def test_grpo_trains_what_the_policy_wrote_alone_and_resumes_to_the_same_bits(
 
     monkeypatch.setattr(Agent, "play", watch_play)
     monkeypatch.setattr(trl.GRPOTrainer, "_generate_and_score_completions", watch_score)
-    words = (*GRPO, *GUESS, "callback.stops._target_=mine.Stops")
+    words = (*GRPO, *GUESS, "callback=samples", "callback.stops._target_=mine.Stops")
     whole = train(*words, name="whole")
     assert whole.code == 0
     assert max(len(episode.turns) for episodes, _ in trained for episode in episodes) >= 3
@@ -405,7 +405,11 @@ def test_grpo_trains_what_the_policy_wrote_alone_and_resumes_to_the_same_bits(
     assert line["reward"] == pytest.approx(expected, rel=1e-3)
     assert {"eval_rewards/found/mean"} <= set(whole.scores["before"]) & set(whole.scores["after"])
     shown = list(read_rows(whole.run.folder / "completions.jsonl"))
-    assert any(len(row["completion"]) > 1 for row in shown)
+    for source in ("rollout", None):  # None: held out
+        completions = [row["completion"] for row in shown if row.get("source") == source]
+        assert any(len(turns) > 1 and turns[1]["role"] == "user" for turns in completions)
+    sampled = list(read_rows(whole.run.folder / "samples.jsonl"))
+    assert any("Sort these digits: 2" in row["completion"] for row in sampled)
     assert (mine / "closed").exists()
 
     (mine / "stops").touch()

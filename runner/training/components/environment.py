@@ -16,7 +16,7 @@ from runner.config.experiment import TrainerPart
 from runner.errors import ConfigError, Fault, RunnerError
 from runner.generate.agent import Agent
 from runner.generate.completion import context_length
-from runner.generate.episode import EARNED, Environment
+from runner.generate.episode import EARNED, PLAYED, Environment
 from runner.generate.sampler import Sampling, evaluating, sample, uniform
 from runner.io.files import JsonObject
 from runner.model.encoding import stop_ids, tokenizer_of
@@ -124,4 +124,5 @@ def play_batch(agent: Agent, hooks: Hooks, prompts: Sequence[Any], trainer: Trai
         "env_mask": [list(map(int, episode.own)) for episode in episodes],
         "environments": [episode.environment for episode in episodes],
         EARNED: [episode.earned for episode in episodes],
+        PLAYED: [episode.shown for episode in episodes],
     }
