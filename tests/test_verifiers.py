@@ -200,7 +200,7 @@ def test_an_environment_that_hangs_is_left_when_its_time_is_over(load):
 
 def test_an_environment_that_lets_nothing_else_run_is_interrupted(load):
     source = load("failing_tasks")
-    make = guard_environment(source.make, "environment", seconds=0.1)
+    make = guard_environment(source.make, "environment", seconds=1.0)
     (row,) = source.rows(1, 0, held_out=False)
     episode = make()
     settle([episode.reset(**row)])
