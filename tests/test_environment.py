@@ -293,6 +293,20 @@ REFUSED = {
         "environment.tasks.chain_sum.max_terms=2",
     ),
     "a setting of the rows": ((*GYM, "environment.tasks={gcd:{seed:2}}"), "environment.seed=2"),
+    "a task like none": ((*GYM, "environment.tasks=[zzzz]"), "'environment.tasks=[chain_sum]'"),
+    "a task twice": ((*GYM, "environment.tasks=[gcd,chain_sum,gcd]"), "[gcd,chain_sum]"),
+    "a setting of another type": (
+        (*GYM, "environment.tasks={chain_sum:{max_terms:many}}"),
+        "leave environment.tasks.chain_sum.max_terms out",
+    ),
+    "a share below 0": (
+        (*GYM, "environment.tasks={chain_sum:{weight:-1},gcd:{}}"),
+        "environment.tasks.chain_sum.weight=1",
+    ),
+    "no share at all": (
+        (*GYM, "environment.tasks={chain_sum:{weight:0}}"),
+        "a task that has rows",
+    ),
     "a misspelt key": ((*GYM, "environment.tasks=[gcd]", "environment.sise=2"), "size=2"),
     "a dataset, too": (
         (*GYM, "environment.tasks=[gcd]", "dataset=toy_sort"),
