@@ -57,7 +57,14 @@ def read_request(
     rivals = [word for word in split.overrides if dotted_key(word) in ("dataset", "dataset.path")]
     if options.file is not None and rivals:
         found = f"{' '.join(rivals)} together with it"
-        split.faults.append(Fault("file", found, "one of them", "leave file out"))
+        split.faults.append(
+            Fault(
+                where="file",
+                found=found,
+                expected="one of them",
+                fix="leave file out",
+            )
+        )
     elif options.file is not None:
         path = options.file.replace("\\", "\\\\").replace("'", "\\'")
         split.overrides.extend(["dataset=local", f"dataset.path='{path}'"])
@@ -210,7 +217,14 @@ def _lay_over(cfg: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     for word in changes:
         if word.startswith("~"):
             key = dotted_key(word)
-            raise ConfigError(Fault(key, word, "a value for a key of the run", f"{key}=null"))
+            raise ConfigError(
+                Fault(
+                    where=key,
+                    found=word,
+                    expected="a value for a key of the run",
+                    fix=f"{key}=null",
+                )
+            )
     groups = dict.fromkeys(dotted_key(word).partition(".")[0] for word in changes)
     changed = OmegaConf.create({group: cfg[group] for group in groups if group in cfg})
     set_values(changed, parse(force(changes, {})))

@@ -56,4 +56,9 @@ def _not_taken(context: ValidationContext, trainer: Signature, sampler: str) -> 
     elif context.has_field("vllm_server_base_url"):
         found = f"set, but {trainer.name} samples from a server of vLLM"
         expected = "none"
-    return Fault(where=SAMPLER_KEY, found=found, expected=expected, fix=fix)
+    return Fault(
+        where=SAMPLER_KEY,
+        found=found,
+        expected=expected,
+        fix=fix,
+    )
