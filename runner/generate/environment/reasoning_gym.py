@@ -4,6 +4,7 @@ import hashlib
 import math
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib.util import find_spec
@@ -66,6 +67,8 @@ class ReasoningGym:
         configs = find_tasks()
         if not configs or not isinstance(tasks, list | Mapping):
             return
+        if not all(isinstance(name, str) for name in tasks):
+            return  # its type is refused
         yield from _find_task_faults(tasks, configs)
         if not isinstance(tasks, Mapping):
             return
@@ -153,10 +156,7 @@ def _find_task_faults(tasks: list[str] | Mapping[str, Any], configs: Tasks) -> I
         guess = best_guess(str(name), configs)
         if guess:
             likeliest[name] = guess
-    corrected: Any = list(dict.fromkeys(likeliest.values())) or [DEFAULT_TASK]
-    if isinstance(tasks, Mapping):
-        corrected = {guess: tasks[name] for name, guess in likeliest.items()} or {DEFAULT_TASK: {}}
-    fix = f"={to_text(corrected)}"
+    fix = f"={to_text(_correct(tasks, likeliest))}"
     some = f"some of its {len(configs)} tasks: {shortened(list(configs))}"
     if not tasks:
         yield Fault(
@@ -165,7 +165,8 @@ def _find_task_faults(tasks: list[str] | Mapping[str, Any], configs: Tasks) -> I
             expected=some,
             fix=fix,
         )
-    for name in dict.fromkeys(tasks):
+    counts = Counter(list(tasks))
+    for name, count in counts.items():
         if name not in configs:
             yield Fault(
                 where="environment.tasks",
@@ -173,13 +174,24 @@ def _find_task_faults(tasks: list[str] | Mapping[str, Any], configs: Tasks) -> I
                 expected=likeliest.get(name, some),
                 fix=fix,
             )
-        elif isinstance(tasks, list) and tasks.count(name) > 1:
+        elif count > 1 and isinstance(tasks, list):
             yield Fault(
                 where="environment.tasks",
-                found=f"{name} {tasks.count(name)} times",
+                found=f"{name} {count} times",
                 expected="each task once, perhaps with a weight",
                 fix=fix,
             )
+
+
+def _correct(tasks: list[str] | Mapping[str, Any], likeliest: Tasks) -> list[str] | dict[str, Any]:
+    """The tasks by the names that were probably meant, or one that there is."""
+    if isinstance(tasks, list):
+        names = dict.fromkeys(likeliest.values())
+        return list(names) or [DEFAULT_TASK]
+    corrected = {}
+    for name, guess in likeliest.items():
+        corrected[guess] = tasks[name]
+    return corrected or {DEFAULT_TASK: {}}
 
 
 def _find_weight_faults(tasks: Mapping[str, Any]) -> Iterator[Fault]:
