@@ -189,6 +189,7 @@ def test_an_environment_that_fails_is_told_with_name_row_and_turn_or_skipped(fai
     method = "get_reward" if fails == "nan" else "respond"
     assert f"turn {1 if fails != 'nan' else fault.found[5]} of row 10: " in fault.found
     assert f"Talk.{method}" in f"{fault.where} {fault.found}"
+    assert ("environment.timeout=0.6" in fault.fix) == (fails == "hangs")
 
     episodes = play(talking(fails=fails, seconds=seconds, skips=True), NUMBERED)
     odd = [episode.environment.is_odd for episode in episodes]

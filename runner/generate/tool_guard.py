@@ -148,7 +148,10 @@ class Guard:
             if self.ends:
                 fix = f"mend {self.name}, or leave the row out"
                 if where == ENVIRONMENT:
-                    fix = f"mend {self.name}, or environment.on_error=skip"
+                    cure = f"mend {self.name}"
+                    if isinstance(error, TimeoutError) and not str(error):
+                        cure = f"environment.timeout={2 * self.seconds:g}"
+                    fix = f"{cure}, or environment.on_error=skip"
                 raise DataError(
                     Fault(
                         where=where,
