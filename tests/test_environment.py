@@ -81,6 +81,10 @@ def mine(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+# Contents of turns that no tokenizer takes, or none in good time.
+SAID = {"nothing": None, "half a letter": "\ud83e", "a book": "a" * 1_000_001}
+
+
 class Talk:
     """An environment that says a letter after each turn, until it has said enough."""
 
@@ -101,6 +105,8 @@ class Talk:
                 pass
         if self.fails == "exits" and self.is_odd:
             raise SystemExit(3)
+        if self.is_odd and self.fails in SAID:
+            return [{"role": "user", "content": SAID[self.fails]}]
         if self.fails == "all":
             raise ValueError("no board")
         if len(self.heard) > self.replies:
@@ -180,7 +186,7 @@ def test_coroutines_play_the_same_episodes_and_turns_have_a_limit():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fails", ["raises", "hangs", "exits", "nan"])
+@pytest.mark.parametrize("fails", ["raises", "hangs", "exits", "nan", *SAID])
 def test_an_environment_that_fails_is_told_with_name_row_and_turn_or_skipped(fails, caplog):
     seconds = 0.3 if fails == "hangs" else 60.0
     with pytest.raises((DataError, SickRun)) as error:
