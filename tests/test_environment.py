@@ -196,6 +196,7 @@ def test_an_environment_that_fails_is_told_with_name_row_and_turn_or_skipped(fai
     assert f"turn {1 if fails != 'nan' else fault.found[5]} of row 10: " in fault.found
     assert f"Talk.{method}" in f"{fault.where} {fault.found}"
     assert ("environment.timeout=0.6" in fault.fix) == (fails == "hangs")
+    assert fault.fix.endswith(", or environment.on_error=skip")
 
     episodes = play(talking(fails=fails, seconds=seconds, skips=True), NUMBERED)
     odd = [episode.environment.is_odd for episode in episodes]
@@ -209,8 +210,9 @@ def test_an_environment_that_fails_is_told_with_name_row_and_turn_or_skipped(fai
 
 @pytest.mark.slow
 def test_a_batch_in_which_every_episode_fails_ends_a_run_that_skips():
-    with pytest.raises(DataError, match="no board"):
+    with pytest.raises(DataError, match="no board") as error:
         play(talking(fails="all", skips=True), NUMBERED)
+    assert "on_error=skip" not in str(error.value)  # as it is
 
 
 class Twice(Talk):

@@ -148,10 +148,9 @@ class Guard:
             if self.ends:
                 fix = f"mend {self.name}, or leave the row out"
                 if where == ENVIRONMENT:
-                    fix = f"mend {self.name}, or environment.on_error=skip"
+                    fix = f"mend {self.name}"
                     if isinstance(error, TimeoutError) and not str(error):
-                        longer = f"environment.timeout={2 * self.seconds:g}"
-                        fix = f"{longer}, or environment.on_error=skip"
+                        fix = f"environment.timeout={2 * self.seconds:g}"
                 raise DataError(
                     Fault(
                         where=where,
@@ -321,7 +320,17 @@ def check_reward(name: str, answer: object) -> object:
     """The answer of ``get_reward``: a number, None, or one of these for each name."""
     if isinstance(answer, Mapping):
         return {key: check_reward(f"{name}.{key}", value) for key, value in answer.items()}
-    (reward,) = check_answer(name, [answer], [""])
+    try:
+        (reward,) = check_answer(name, [answer], [""])
+    except RunnerError as error:
+        fault = Fault(
+            where=name,
+            found=f"{type(answer).__name__} {short_text(answer)}",
+            expected="a finite number, or None where the reward does not apply",
+            fix=f"mend {name}",
+        )
+        error.faults = [fault]
+        raise
     return reward
 
 
