@@ -57,7 +57,7 @@ class PromptBatch:
 def read_verl(draft: Draft) -> None:
     """Write the trainer, the datasets, the batch, the steps, the loss and the rewards."""
     choose_trainer(draft)
-    nodes = find_nodes(draft, TRAIN_FILES)
+    nodes = find_nodes(draft, TRAIN_FILES) or [{"path": "???", "form": draft.form}]
     hold_out_files(draft, nodes, VAL_FILES)
     write_rows(draft, nodes)
     batch = read_prompt_batch(draft)

@@ -17,7 +17,7 @@ VAL_FILES = "data.val_files"
 
 def read_verl_sft(draft: Draft) -> None:
     """Write the datasets, the batch and the steps of a supervised fine-tuning."""
-    nodes = find_nodes(draft, TRAIN_FILES)
+    nodes = find_nodes(draft, TRAIN_FILES) or [{"path": "???"}]
     chats = read_chat_column(draft)
     for node in nodes:
         if chats:
