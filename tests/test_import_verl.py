@@ -604,3 +604,14 @@ def test_a_function_of_the_user_is_named_with_its_module(imported):
     assert done.content["reward"] == {"compute_score": entry}
     assert done.draft.overrides == ["allow=[scoring]"]
     assert done.note("custom_reward_function.path").kind == MAPPED
+
+
+@pytest.mark.parametrize("mark", ["ppo_micro_batch_size=8", "fsdp_config.grad_offload=False"])
+def test_a_script_for_an_early_version_has_its_defaults(imported, mark):
+    done = imported(*GROUPS, f"{ACTOR}.{mark}")
+    assert done.content["loss"]["kl_in"] == "reward"
+    assert "dual_clip" not in done.content["loss"]
+    assert (done.content["kl_coef"], done.args["entropy_coef"]) == (0.001, 0.001)
+    assert "before 0.3" in done.note("algorithm.kl_ctrl.kl_coef").why
+    told = imported(*GROUPS, f"{ACTOR}.{mark}", "algorithm.use_kl_in_reward=False")
+    assert told.content["kl_coef"] == 0.0

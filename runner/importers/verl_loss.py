@@ -209,7 +209,9 @@ def read_average(draft: Draft) -> str:
         return "token"
     average = averages[mode]
     why = ""
-    if average == "constant":
+    if average == "token":
+        why = "of a step, where some workers of theirs average each micro-batch"
+    elif average == "constant":
         why = "theirs is a sum over completions where ours is their mean"
     draft.note(
         MAPPED,
@@ -259,6 +261,8 @@ def read_clips(draft: Draft, loss: PolicyLoss) -> None:
     # Only their clipped loss has the second bound.
     if loss.named.get("no_dual_clip"):
         draft.note_same([DUAL_CLIP], "of another loss")
+        return
+    if draft.keys.get(DUAL_CLIP) is None:
         return
     loss.dual_clip = draft.read(DUAL_CLIP, to_number, 3.0)
     target = f"the ratio's bound where an advantage is negative: {loss.dual_clip:g}"
@@ -312,16 +316,16 @@ def read_divergence(draft: Draft, keys: KlKeys, loss: PolicyLoss) -> None:
     """Read the weight and the estimator of a KL that is on into a loss, and note its keys."""
     implied = {keys.weight: DEFAULT_KL_WEIGHT, keys.estimator: keys.default_estimator}
     draft.imply(implied)
-    draft.note(
-        MAPPED,
-        keys.switch,
-        "kl_coef",
-    )
+    draft.note(MAPPED, keys.switch, "kl_coef")
+    why = ""
+    if keys.switch in draft.implied:
+        why = "as verl had it before 0.3, whose keys these are"
     weight = draft.keys[keys.weight]
     draft.write(
         keys.weight,
         "kl_coef",
         weight,
+        why,
     )
     loss.kl_weight = DEFAULT_KL_WEIGHT
     if not is_unset(weight):
@@ -464,6 +468,11 @@ def read_critic(draft: Draft) -> None:
             f"optimizer.groups: {pattern}",
             "the weights of the critic",
         )
+
+    model_key = "critic.model.path"
+    model = draft.keys.get(model_key)
+    if model is not None and model == draft.keys.get("actor_rollout_ref.model.path"):
+        draft.note(SAME, model_key, why="the critic begins as the policy")
 
     warmup_key = "trainer.critic_warmup"
     warmup = draft.keys.get(warmup_key)
