@@ -82,6 +82,7 @@ def read_hydra_words(path: Path, words: Sequence[str]) -> HydraCommand:
 def parse_value(text: str) -> object:
     """The value of an override: lists and mappings as Hydra takes them, anything else as a text."""
     inner = text.strip()
+    # The grammar of Hydra is that of YAML's flow style, but for functions.
     if inner[:1] in "[{" and inner[-1:] in "]}" and inner:
         try:
             return parse_yaml(inner, "an override")
@@ -99,6 +100,7 @@ def _read_named_config(path: Path, flags: Mapping[str, str]) -> Keys:
         return dict(flags)
     folder = WORKING_DIRECTORY.sub("", flags.get("config-path", "."))
     file = f"{folder}/{name.removesuffix('.yaml')}.yaml"
+    # A folder that only the shell knows is left out: the file may lie here all the same.
     nested = read_named(path, file)
     if nested is None:
         return dict(flags)

@@ -1,7 +1,19 @@
 """verl: what follows from several of its keys.
 
 It counts prompts where TRL counts completions, and steps of sampling where TRL counts those of the
-optimizer. The rest stands in ``verl_loss``, ``verl_rewards`` and ``verl_run``, which ``verl_sft``
+optimizer. With P prompts a sampling (``data.train_batch_size``), M of them a mini-batch
+(``ppo_mini_batch_size``), n completions of each and E epochs (``ppo_epochs``):
+
+                              theirs    GRPO and its kin here             PPO here
+    completions sampled       P n       generation_batch_size = P n       batch = P n
+    completions of a step     M n       batch = M n                       num_mini_batches = P / M
+    passes over them          E         num_iterations = E                num_ppo_epochs = E
+    steps that are counted    1         E P / M                           1
+
+Both ``batch`` and ``generation_batch_size`` are of all devices together, so that any number of them
+takes the same steps. Micro-batches only limit the memory.
+
+The rest stands in ``verl_loss``, ``verl_rewards`` and ``verl_run``, which ``verl_sft``
 shares.
 """
 
@@ -57,7 +69,7 @@ class PromptBatch:
 def read_verl(draft: Draft) -> None:
     """Write the trainer, the datasets, the batch, the steps, the loss and the rewards."""
     choose_trainer(draft)
-    nodes = find_nodes(draft, TRAIN_FILES)
+    nodes = find_nodes(draft, TRAIN_FILES) or [{"path": "???", "form": draft.form}]
     hold_out_files(draft, nodes, VAL_FILES)
     write_rows(draft, nodes)
     batch = read_prompt_batch(draft)
@@ -131,6 +143,7 @@ def read_prompt_batch(draft: Draft) -> PromptBatch:
             why,
             nearest,
         )
+    # verl itself refuses a mini-batch that is larger than the batch, which is the default of many.
     prompts = sizes[BATCH]
     mini_prompts = min(prompts, sizes[MINI_BATCH])
     batch = PromptBatch(prompts, mini_prompts, sizes[COMPLETIONS], sizes[EPOCHS])
@@ -249,6 +262,7 @@ def write_micro_batch(draft: Draft) -> None:
                 why="only memory decides how many rows are in a micro-batch",
             )
             continue
+        # The older key counts those of all devices.
         rows = max(1, draft.take(key, to_whole_number, 1) // devices)
         why = "completions of a micro-batch"
         is_written = draft.write(

@@ -1,6 +1,20 @@
 """The loss of verl: its estimator of advantages, its average, its clips and its KL.
 
-They are fields of TRL's where it has them, and pieces of ``loss=policy_gradient`` where it has not.
+They are fields of TRL's GRPO where it has them, and pieces of ``loss=policy_gradient`` where it has
+not. Both are read into one ``PolicyLoss`` first, in the words of the latter:
+
+    adv_estimator        advantage: of a group, of a batch, by the mean, or by the others alone
+    loss_agg_mode        average: what has an equal weight
+    clip_ratio_*         low and high; clip_ratio_c is dual_clip, which TRL calls delta
+    loss_mode            ratio and surrogate, by the section ``surrogates`` of the table
+    use_kl_loss          a KL in the loss of each token, whose estimator k3 is that of TRL
+    use_kl_in_reward     a KL in the reward, which TRL's GRPO has not
+
+A KL in their loss has the gradient of its estimator alone, so TRL's correction by the ratio
+(``use_bias_correction_kl``) is turned off beside it.
+
+PPO has its own fields for clips and for a KL in the reward. Its critic learns at a rate of its own,
+in the same optimizer.
 """
 
 from dataclasses import dataclass, field
@@ -195,7 +209,9 @@ def read_average(draft: Draft) -> str:
         return "token"
     average = averages[mode]
     why = ""
-    if average == "constant":
+    if average == "token":
+        why = "of a step, where some workers of theirs average each micro-batch"
+    elif average == "constant":
         why = "theirs is a sum over completions where ours is their mean"
     draft.note(
         MAPPED,
@@ -242,8 +258,11 @@ def read_clips(draft: Draft, loss: PolicyLoss) -> None:
             why,
         )
 
+    # Only their clipped loss has the second bound.
     if loss.named.get("no_dual_clip"):
         draft.note_same([DUAL_CLIP], "of another loss")
+        return
+    if draft.keys.get(DUAL_CLIP) is None:
         return
     loss.dual_clip = draft.read(DUAL_CLIP, to_number, 3.0)
     target = f"the ratio's bound where an advantage is negative: {loss.dual_clip:g}"
@@ -297,16 +316,16 @@ def read_divergence(draft: Draft, keys: KlKeys, loss: PolicyLoss) -> None:
     """Read the weight and the estimator of a KL that is on into a loss, and note its keys."""
     implied = {keys.weight: DEFAULT_KL_WEIGHT, keys.estimator: keys.default_estimator}
     draft.imply(implied)
-    draft.note(
-        MAPPED,
-        keys.switch,
-        "kl_coef",
-    )
+    draft.note(MAPPED, keys.switch, "kl_coef")
+    why = ""
+    if keys.switch in draft.implied:
+        why = "as verl had it before 0.3, whose keys these are"
     weight = draft.keys[keys.weight]
     draft.write(
         keys.weight,
         "kl_coef",
         weight,
+        why,
     )
     loss.kl_weight = DEFAULT_KL_WEIGHT
     if not is_unset(weight):
@@ -332,10 +351,10 @@ def read_divergence(draft: Draft, keys: KlKeys, loss: PolicyLoss) -> None:
 
 
 def note_no_kl_in_reward(draft: Draft, in_loss: bool) -> None:
-    """Note the keys of a KL in the reward that is off; old versions had it unless told."""
+    """Note the keys of a KL in the reward that is off; old versions had it unless said."""
     weight = draft.keys.get(KL_IN_REWARD.weight)
-    is_told = draft.keys.get(KL_IN_REWARD.switch) is not None
-    if weight and not is_told and not in_loss:
+    has_switch = draft.keys.get(KL_IN_REWARD.switch) is not None
+    if weight and not has_switch and not in_loss:
         why = "off without use_kl_in_reward; verl 0.2 and earlier had it in the reward"
         draft.no_equivalent(
             KL_IN_REWARD.weight,
@@ -387,6 +406,7 @@ def pieces_of_ratio(loss: PolicyLoss) -> Part:
 
 def write_loss_fields(draft: Draft, loss: PolicyLoss) -> None:
     """Write a loss as fields of TRL's, but for those that are its defaults."""
+    # TRL's epsilon_high is that of epsilon unless it is set.
     fields: dict[str, Any] = {
         "scale_rewards": SCALES.get(loss.advantage, "none"),
         "importance_sampling_level": loss.ratio,
@@ -428,6 +448,7 @@ def read_critic(draft: Draft) -> None:
     rate_key = "critic.optim.lr"
     draft.imply({rate_key: DEFAULT_CRITIC_RATE})
     rate = draft.keys[rate_key]
+    # Adam is blind to the weight of a loss, so the two rates are all that differs.
     if rate == draft.keys.get("actor_rollout_ref.actor.optim.lr"):
         draft.note(
             SAME,
@@ -448,6 +469,11 @@ def read_critic(draft: Draft) -> None:
             "the weights of the critic",
         )
 
+    model_key = "critic.model.path"
+    model = draft.keys.get(model_key)
+    if model is not None and model == draft.keys.get("actor_rollout_ref.model.path"):
+        draft.note(SAME, model_key, why="the critic begins as the policy")
+
     warmup_key = "trainer.critic_warmup"
     warmup = draft.keys.get(warmup_key)
     if isinstance(warmup, int) and warmup > 1:
@@ -467,6 +493,7 @@ def read_policy_loss_of_ppo(draft: Draft) -> None:
         draft.put("trainer.args.loss_average", "sequence")
     elif loss.average != "token":
         draft.replace_note(AVERAGE, "PPO averages over tokens or completions")
+    # PPO's own field has one bound for both sides.
     is_plain = loss.ratio == "token" and loss.surrogate == "clipped"
     if loss.low != loss.high or not is_plain:
         draft.choices["loss"] = "policy_gradient"
@@ -482,6 +509,7 @@ def read_kl_of_ppo(draft: Draft) -> None:
     """Write the KL in the reward; PPO has none in its loss."""
     loss = PolicyLoss()
     in_loss = is_on(draft, KL_IN_LOSS.switch)
+    # A KL in the reward has another gradient, so it is offered and not written.
     if in_loss:
         weight = draft.keys.get(KL_IN_LOSS.weight, DEFAULT_KL_WEIGHT)
         draft.no_equivalent(

@@ -1,4 +1,9 @@
-"""The rewards of verl: a function of the user's, a model, rules by source, and what is too long."""
+"""The rewards of verl: a function of the user's, a model, rules by source, and what is too long.
+
+Without a function and a model, verl takes a rule by the ``data_source`` of each row, and so does
+``reward.verl.score_by_source``. A function becomes that of ``reward.verl.ComputeScore``; it is code
+of the user's, so its package is allowed when it is typed.
+"""
 
 import re
 from pathlib import Path
@@ -33,6 +38,8 @@ def read_filter_groups(draft: Draft, step_prompts: int) -> None:
     if not _is_on(draft, enable):
         draft.note_same([enable, limit_key, f"{group}.metric"], "no prompt is exchanged")
         return
+    # Theirs samples further batches until enough prompts are left. Ours exchanges prompts a number
+    # of times, each time for one other prompt, and goes on with those that it could not exchange.
     batches = draft.keys.get(limit_key)
     times = UNLIMITED_EXCHANGES
     why = "theirs goes on until there are enough prompts"
@@ -100,6 +107,7 @@ def read_rewards_of_verl(draft: Draft) -> None:
         )
     source_key = "data.reward_fn_key"
     source = draft.keys.get(source_key)
+    # Only rewards that read rows as verl does know the column.
     for entry in rewards.values():
         if entry["_target_"].startswith(SCORES) and source not in (None, "data_source"):
             entry["source_column"] = source

@@ -1,4 +1,9 @@
-"""What both kinds of training of verl say: their files, steps, schedule and devices."""
+"""Steps, schedule and devices of verl, for reinforcement learning and for demonstrations.
+
+One step of verl's is a sampling with all its optimizer steps. The trainer of TRL counts the latter,
+so each number of steps is multiplied with them: the length, the warm-up, and the cadence of saves
+and evaluations. Shares of all steps stay as they are.
+"""
 
 from runner.config.conversion import to_whole_number
 from runner.config.dialect import OFF, is_wanted
@@ -12,6 +17,7 @@ BATCH = "data.train_batch_size"
 def read_steps(draft: Draft, steps: int) -> None:
     """Write the length and the cadence of a training, of whose steps ours takes so many for one."""
     product = "" if steps == 1 else f"x {steps} optimizer steps for each of theirs"
+    # Their loop over epochs ends at this number of steps, or before.
     total = "trainer.total_training_steps"
     epochs = "trainer.total_epochs"
     if is_wanted(draft.keys.get(total), "enabled") and not is_unset(draft.keys[total]):

@@ -1,4 +1,9 @@
-"""Supervised fine-tuning of verl: its rows are questions and answers, or conversations."""
+"""Supervised fine-tuning of verl: its rows are questions and answers, or conversations.
+
+A question is a turn of the user's and an answer one of the assistant's, as in theirs, and only
+answers are trained. Where both lie inside of a column, as in verl's own rows of gsm8k, a step of
+ours takes them out.
+"""
 
 from runner.config.conversion import to_plain_text, to_weights, to_whole_number, to_words
 from runner.config.dialect import is_wanted
@@ -17,7 +22,7 @@ VAL_FILES = "data.val_files"
 
 def read_verl_sft(draft: Draft) -> None:
     """Write the datasets, the batch and the steps of a supervised fine-tuning."""
-    nodes = find_nodes(draft, TRAIN_FILES)
+    nodes = find_nodes(draft, TRAIN_FILES) or [{"path": "???"}]
     chats = read_chat_column(draft)
     for node in nodes:
         if chats:

@@ -1,7 +1,13 @@
 """Rewards as verl gives them: one completion at a time, by the columns that its rows have.
 
 ``ComputeScore`` asks a function that was written for verl, and ``score_by_source`` stands for the
-rules that verl has itself. Both read the rows of verl's parquet files as they are.
+rules that verl has itself. Both read the rows of verl's parquet files as they are:
+
+    data_source     where a row is from, such as openai/gsm8k
+    reward_model    style and ground_truth, the right answer
+    extra_info      anything else, such as the index of the row
+
+What a function names beside ``score`` is not logged.
 """
 
 import asyncio
