@@ -11,7 +11,13 @@ from pathlib import Path
 from runner.config.conversion import plain
 from runner.config.dialect import STRATEGY, find_dialects, read_sections
 from runner.errors import ConfigError, Fault
-from runner.importers.foreign_config import FILE_TYPES, ForeignConfig, parse_keys, read_foreign_text
+from runner.importers.foreign_config import (
+    FILE_TYPES,
+    ForeignConfig,
+    fill_references,
+    parse_keys,
+    read_foreign_text,
+)
 from runner.importers.training_command import read_script
 from runner.schema.text import Node
 
@@ -39,7 +45,7 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
     if path.suffix in SCRIPT_TYPES or has_flags:
         reading = read_script(path, text)
     else:
-        reading = ForeignConfig(path, parse_keys(text, str(path)))
+        reading = ForeignConfig(path, fill_references(parse_keys(text, str(path))))
     reading.keys = {key: plain(value) for key, value in reading.keys.items()}
 
     # A file of a strategy has marks as well, and is refused for a better reason than another.

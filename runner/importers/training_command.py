@@ -9,7 +9,15 @@ from pathlib import Path
 
 from runner.config.dialect import find_dialects, read_table
 from runner.errors import ConfigError, Fault
-from runner.importers.foreign_config import FILE_TYPES, ForeignConfig, Keys, Remark, read_named
+from runner.importers.foreign_config import (
+    FILE_TYPES,
+    ForeignConfig,
+    Keys,
+    Remark,
+    assign,
+    fill_references,
+    read_named,
+)
 from runner.importers.shell_lines import ShellLine, Variables, read_lines
 from runner.schema.text import Node
 
@@ -21,6 +29,8 @@ SPREAD = re.compile(
 )
 # Variables that say it as well.
 SPREAD_VARIABLES = ("NPROC_PER_NODE", "NNODES")
+# A word that sets a key, or takes it out.
+KEY_WORD = re.compile(r"[A-Za-z_][\w.]*=|~[\w.]+$")
 SHELLS = ("bash", "sh")
 CONFIG_FLAGS = ("config", "config_file")
 # Words at which the flags of a command end.
@@ -210,7 +220,15 @@ def _take(
                 "the last with a backslash",
             )
         )
-    reading.keys = _read_flags(reading.path, line.words[training.first_flag :])
+    table = read_table(training.dialect).sections
+    words = line.words[training.first_flag :]
+    assignments = []
+    if table.get("assignments"):
+        assignments = [word for word in words if KEY_WORD.match(word)]
+        words = [word for word in words if word not in assignments]
+    reading.keys = _read_flags(reading.path, words, table.get("configs", {}))
+    assign(reading.keys, assignments)
+    reading.keys = fill_references(reading.keys)
     starters = []
     for name in SPREAD_VARIABLES:
         value = variables.values.get(name, "")
@@ -223,8 +241,11 @@ def _take(
 # --- Flags ----------------------------------------------------------------------------------------
 
 
-def _read_flags(path: Path, words: Sequence[str]) -> Keys:
-    """The keys that the words behind a command give, over those of the file that they name."""
+def _read_flags(path: Path, words: Sequence[str], configs: Node) -> Keys:
+    """The keys that the words behind a command give, over those of the file that they name.
+
+    ``configs`` says where the tool keeps files that are named without their ending.
+    """
     leading_words = _until_flag(words)
     flags: Keys = {}
     for word in leading_words:
@@ -246,10 +267,10 @@ def _read_flags(path: Path, words: Sequence[str]) -> Keys:
         else:
             flags[key] = [text.removesuffix(",") for text in values]
 
-    return _read_config_file(path, leading_words, flags) | flags
+    return _read_config_file(path, leading_words, flags, configs) | flags
 
 
-def _read_config_file(path: Path, leading_words: Sequence[str], flags: Keys) -> Keys:
+def _read_config_file(path: Path, leading_words: Sequence[str], flags: Keys, configs: Node) -> Keys:
     """The keys of the file that a command names, by a word or by a flag, which is taken out.
 
     Empty where it names none; ConfigError where there is no such file.
@@ -260,13 +281,19 @@ def _read_config_file(path: Path, leading_words: Sequence[str], flags: Keys) -> 
     if not files:
         return {}
     keys = read_named(path, files[0])
+    is_of_tool = bool(configs) and not files[0].endswith(FILE_TYPES)
+    fix = f"import {files[0]} itself"
+    if is_of_tool:
+        keys = read_named(path, f"{configs['folder']}/{files[0]}.yaml")
+        copy = f"{Path(files[0]).name}.yaml"
+        fix = f"{configs['copy']} {files[0]} {copy}, and --config {copy} in the script"
     if keys is None:
         raise ConfigError(
             Fault(
                 where=str(path),
                 found=f"it reads {files[0]}, which is not there",
                 expected="that file",
-                fix=f"import {files[0]} itself",
+                fix=fix,
             )
         )
     return keys

@@ -23,6 +23,7 @@ from runner.importers.llama_factory import read_llama_factory
 from runner.importers.llama_factory_v1 import read_llama_factory_v1
 from runner.importers.openrlhf import read_openrlhf
 from runner.importers.swift import read_swift
+from runner.importers.torchtune import read_torchtune
 from runner.importers.trl import read_trl
 
 MAX_NAME_LETTERS = 95  # with .yaml it is a file
@@ -95,5 +96,6 @@ READERS: Mapping[str, Callable[[Draft], None]] = {
     "llama_factory_v1": read_llama_factory_v1,
     "openrlhf": read_openrlhf,
     "swift": read_swift,
+    "torchtune": read_torchtune,
     "trl": read_trl,
 }
