@@ -116,6 +116,7 @@ def test_names_of_groups_are_those_of_before(imported):
          {"messages": "turns"}, "last_round"),
         ("--input_key turns --apply_chat_template --multiturn", "messages",
          {"messages": "turns"}, "answers"),
+        ("", "prompt_completion", {"prompt": "input", "completion": "output"}, None),
         ("--input_key body --pretrain_mode", "text", {"text": "body"}, None),
     ],
 )  # fmt: skip

@@ -172,6 +172,9 @@ def test_words_of_a_command_say_more_than_the_file():
     assert "loss.beta" not in draft.keys
     assert "launcher.num_processes=4" in draft.overrides
     assert [note.kind for note in draft.notes if note.key == "optimizer.lr"] == [MAPPED]
+    values = {note.key: note.value for note in draft.notes}
+    assert values["optimizer.lr (file)"] == "2e-5"
+    assert values["loss.beta (file)"] == 0.05
 
 
 def test_a_recipe_that_torchtune_brings_is_copied_first(tmp_path):

@@ -83,11 +83,12 @@ def fill_references(keys: Keys) -> Keys:
     return {key: resolved(value) for key, value in keys.items()}
 
 
-def assign(keys: Keys, words: Sequence[str]) -> None:
+def assign(keys: Keys, words: Sequence[str]) -> Keys:
     """Set keys as the words ``outer.inner=value`` say; ``~outer.inner`` takes a key out.
 
-    A word for a component as a whole sets which one it is.
+    A word for a component as a whole sets which one it is. Returns what had another value.
     """
+    earlier: Keys = {}
     for word in words:
         path, sign, value = word.partition("=")
         *outer, last = path.lstrip("~+").split(".")
@@ -97,12 +98,16 @@ def assign(keys: Keys, words: Sequence[str]) -> None:
             if not isinstance(inner, dict):
                 inner = node[name] = {}
             node = inner
+        if sign and isinstance(node.get(last), dict):
+            node = node[last]
+            last = "_component_"
+        if node.get(last) not in (None, value):
+            earlier[path.lstrip("~+")] = node[last]
         if not sign or word.startswith("~"):
             node.pop(last, None)
-        elif isinstance(node.get(last), dict):
-            node[last]["_component_"] = value
         else:
             node[last] = value
+    return earlier
 
 
 def read_foreign_text(path: Path) -> str:

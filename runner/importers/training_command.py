@@ -227,7 +227,9 @@ def _take(
         assignments = [word for word in words if KEY_WORD.match(word)]
         words = [word for word in words if word not in assignments]
     reading.keys = _read_flags(reading.path, words, table.get("configs", {}))
-    assign(reading.keys, assignments)
+    for key, value in assign(reading.keys, assignments).items():
+        why = "of the file, where a word of the command says another"
+        reading.remarks[f"{key} (file)"] = Remark(value, why)
     reading.keys = fill_references(reading.keys)
     starters = []
     for name in SPREAD_VARIABLES:
