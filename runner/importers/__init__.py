@@ -6,7 +6,8 @@
     follow            the rows of a dialect's table (row_functions: what no row can describe)
     device_strategy   over how many devices, and how -> words to type
     dataset_entries, reward_entries    datasets and rewards of any tool
-    axolotl, llama_factory, llama_factory_v1, swift, trl    the rest, one reader a tool
+    axolotl, llama_factory, llama_factory_v1, openrlhf, swift, torchtune, trl
+                      the rest, one reader a tool
     translate         all of it in order
 
 A dialect is one table in ``config/dialects/``, which the check of keys reads too; ``shared.yaml``

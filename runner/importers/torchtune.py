@@ -1,6 +1,7 @@
 """torchtune: models by folders of weights, datasets by their builders, and layers of adapters."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from runner.config.conversion import to_entries, to_mapping, to_plain_text, to_words
@@ -15,7 +16,28 @@ DOWNLOAD = re.compile(r"tune download\s+([\w.-]+/[\w.-]+)(?:.*?--output-dir\s+(\
 ATTENTION = ("q_proj", "k_proj", "v_proj", "output_proj")
 FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 # Keys of a dataset that say how it is trained, and not what its rows are.
-TRAINING_KEYS = ("packed", "train_on_input", "masking_strategy", "max_seq_len", "column_map")
+TRAINING_KEYS = (
+    "packed",
+    "split_across_pack",
+    "train_on_input",
+    "masking_strategy",
+    "max_seq_len",
+    "column_map",
+)
+
+
+# The roles of ours that their names of columns stand for; where a step makes one text of some
+# columns, those have the names that it knows.
+ROLES_OF_TEXT = {"output": "target"}
+ROLES = {
+    "input": "input",
+    "output": "target",
+    "conversations": "messages",
+    "messages": "messages",
+    "prompt": "prompt",
+    "chosen": "chosen",
+    "rejected": "rejected",
+}
 
 
 def read_torchtune(draft: Draft) -> None:
@@ -41,6 +63,11 @@ def read_torchtune(draft: Draft) -> None:
     write_rows(draft, nodes)
     if entries:
         _read_training(draft, entries[0])
+    for entry in entries[1:]:
+        if entry.get("train_on_input") != entries[0].get("train_on_input"):
+            draft.no_equivalent(
+                "dataset", "parts of which other tokens are trained", "weight=column"
+            )
     if draft.choices.get("peft"):
         _read_layers(draft)
     key = "tokenizer.max_seq_len"
@@ -113,7 +140,8 @@ def _to_node(draft: Draft, key: str, entry: Part) -> Part:
         node.setdefault("config", facts["config"])
     node["form"] = _form_of(draft, facts)
     columns = dict(facts.get("columns", {})) | node.get("columns", {})
-    node["columns"] = _map_columns(draft, entry, columns)
+    roles = ROLES_OF_TEXT if "text" in facts else ROLES
+    node["columns"] = _map_columns(draft, entry, columns, roles)
     if draft.trainer == "ppo":
         node["columns"] = {"prompt": node["columns"].get("text", "prompt")}
     if "text" in facts and draft.trainer in ("sft", "gkd"):
@@ -136,14 +164,14 @@ def _form_of(draft: Draft, facts: Node) -> str | None:
     return form
 
 
-def _map_columns(draft: Draft, entry: Part, columns: dict[str, str]) -> dict[str, str]:
+def _map_columns(
+    draft: Draft, entry: Part, columns: dict[str, str], roles: Mapping[str, str]
+) -> dict[str, str]:
     """The columns by their roles, some of them as the entry maps names of theirs."""
     names = draft.convert("column_map", entry.get("column_map"), to_mapping, {})
-    roles = {"input": "input", "output": "target", "conversations": "messages"}
     for name, column in names.items():
-        role = roles.get(name, name)
-        # Instructions and inputs are one text there, which the builder's own step makes.
-        if role in ("instruction", "image"):
+        role = roles.get(name)
+        if role is None:
             why = f"column_map: {name} is {column}"
             draft.no_equivalent("dataset", why, "dataset.map._target_=<function of a row>")
             continue
@@ -179,6 +207,8 @@ def _read_training(draft: Draft, entry: Part) -> None:
     if entry.get("packed") is not None and "packing" in draft.config.parameters:
         draft.keys[packed_key] = entry["packed"]
         draft.write(packed_key, "trainer.args.packing", bool(entry["packed"]))
+        if entry["packed"] and form == "text" and entry.get("split_across_pack", True):
+            draft.put("trainer.args.packing_strategy", "wrapped")
     length = entry.get("max_seq_len")
     if length is not None and "max_length" in draft.config.parameters:
         draft.keys["tokenizer.max_seq_len"] = length

@@ -1,4 +1,4 @@
-"""``import`` on all example files of Axolotl, LLaMA-Factory, ms-swift and TRL.
+"""``import`` on all example files of Axolotl, LLaMA-Factory, ms-swift, OpenRLHF, torchtune and TRL.
 
 The fate of each file and key.
 
@@ -39,6 +39,8 @@ PEERS = {
     "axolotl": ["examples/**/*.y*ml"],
     "LLaMA-Factory": ["examples/**/*.yaml", "examples/**/*.sh"],
     "ms-swift": ["examples/**/*.sh", "examples/**/*.yaml"],
+    "OpenRLHF": ["examples/scripts/*.sh"],
+    "torchtune": ["recipes/configs/**/*.yaml"],
     "trl": ["examples/cli_configs/*.yaml", "examples/accelerate_configs/*.yaml"],
 }
 DOCUMENTS = (
