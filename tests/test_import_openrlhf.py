@@ -86,6 +86,21 @@ def test_the_place_of_the_kl_is_said(imported):
     notes = {note.key: note for note in draft.notes}
     assert notes["init_kl_coef"].why == "in the loss"
     assert notes["kl_estimator"].kind == NO_EQUIVALENT
+    draft, _ = imported(f"{group} --use_kl_loss")
+    notes = {note.key: note for note in draft.notes}
+    assert notes["kl_estimator"].value == "k1"
+    assert notes["kl_estimator"].implied
+
+
+def test_held_out_rows_are_evaluated_as_often_as_there(imported):
+    script = "deepspeed --module openrlhf.cli.train_sft --pretrain org/model --dataset org/rows"
+    flags = "--input_key q --output_key a --eval_dataset org/rows --eval_split test"
+    _, content = imported(f"{script} {flags}")
+    assert content["dataset"]["split"]["eval"] == "test"
+    assert content["trainer"]["args"]["eval_strategy"] == "epoch"
+    _, content = imported(f"{script} {flags} --eval_steps 20")
+    args = content["trainer"]["args"]
+    assert (args["eval_strategy"], args["eval_steps"]) == ("steps", 20)
 
 
 def test_names_of_groups_are_those_of_before(imported):
@@ -116,6 +131,7 @@ def test_names_of_groups_are_those_of_before(imported):
          {"messages": "turns"}, "last_round"),
         ("--input_key turns --apply_chat_template --multiturn", "messages",
          {"messages": "turns"}, "answers"),
+        ("", "prompt_completion", {"prompt": "input", "completion": "output"}, None),
         ("--input_key body --pretrain_mode", "text", {"text": "body"}, None),
     ],
 )  # fmt: skip

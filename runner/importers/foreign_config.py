@@ -4,8 +4,9 @@ Files are read here: YAML and JSON become keys. How a shell script becomes keys 
 ``training_command``, and ``foreign_file`` puts both together.
 """
 
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,14 @@ from runner.config.limits import check_size, encoding_fault, parse_yaml
 from runner.errors import ConfigError, Fault
 from runner.io.filetype import EXPERIMENT_FILES
 from runner.schema.did_you_mean import files_beside
+from runner.schema.text import select
 
 FILE_TYPES = (".yaml", ".yml", ".json")
 NOTEBOOK = ".ipynb"
 MAX_NOTEBOOK = 64_000_000  # bytes, most of which are the pictures and sounds that it has shown
+# A reference of a value to another key, and how many of them may lead to one another.
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+MAX_STEPS = 5
 
 Keys = dict[str, Any]  # keys of a file with their values
 
@@ -64,6 +69,53 @@ class ForeignConfig:
                 self.written_names[name] = key
             renamed_keys[name] = value
         self.keys = renamed_keys
+
+
+def fill_references(keys: Keys) -> Keys:
+    """Keys with the values that their texts name as ``${key}``; a name without a value stays."""
+
+    def replacement(match: re.Match[str]) -> str:
+        value = select(keys, match[1])
+        return match[0] if value is None else str(value)
+
+    def resolved(value: object) -> object:
+        if isinstance(value, Mapping):
+            return {key: resolved(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [resolved(inner) for inner in value]
+        if isinstance(value, str):
+            for _ in range(MAX_STEPS):
+                value = REFERENCE.sub(replacement, value)
+        return value
+
+    return {key: resolved(value) for key, value in keys.items()}
+
+
+def assign(keys: Keys, words: Sequence[str]) -> Keys:
+    """Set keys as the words ``outer.inner=value`` say; ``~outer.inner`` takes a key out.
+
+    A word for a component as a whole sets which one it is. Returns what had another value.
+    """
+    earlier: Keys = {}
+    for word in words:
+        path, sign, value = word.partition("=")
+        *outer, last = path.lstrip("~+").split(".")
+        node = keys
+        for name in outer:
+            inner = node.get(name)
+            if not isinstance(inner, dict):
+                inner = node[name] = {}
+            node = inner
+        if sign and isinstance(node.get(last), dict):
+            node = node[last]
+            last = "_component_"
+        if node.get(last) not in (None, value):
+            earlier[path.lstrip("~+")] = node[last]
+        if not sign or word.startswith("~"):
+            node.pop(last, None)
+        else:
+            node[last] = value
+    return earlier
 
 
 def read_foreign_text(path: Path) -> str:

@@ -15,6 +15,7 @@ from runner.importers.foreign_config import (
     FILE_TYPES,
     ForeignConfig,
     Keys,
+    fill_references,
     parse_keys,
     read_foreign_text,
 )
@@ -74,7 +75,7 @@ def _read_keys(path: Path, text: str) -> ForeignConfig:
     has_flags = path.suffix not in FILE_TYPES and re.search(r"(?m)^\s*--\w", text)
     if path.suffix in SCRIPT_TYPES or has_flags:
         return read_script(path, text)
-    return ForeignConfig(path, parse_keys(text, str(path)))
+    return ForeignConfig(path, fill_references(parse_keys(text, str(path))))
 
 
 def _flatten(reading: ForeignConfig, table: Node) -> None:

@@ -20,6 +20,11 @@ OVERLONG = "trl.rewards.get_soft_overlong_punishment"
 def read_openrlhf(draft: Draft) -> None:
     """Write the datasets, the rewards, and the unit of equal weight in the loss."""
     _read_tracker(draft)
+    has_answers = draft.keys.get("output_key") or draft.keys.get("pretrain_mode")
+    if draft.trainer in ("sft", "gkd") and not has_answers and not _has_chat(draft):
+        draft.imply({"output_key": "output"})
+        why = "not said: earlier versions read input and output, the newest trains no token"
+        draft.no_equivalent("output_key", why, "dataset.columns.completion=<column>")
     nodes = []
     for word in draft.read("dataset", to_words, []):
         nodes.append(_to_node(draft, word))
@@ -94,7 +99,7 @@ def _form_of_demonstrations(draft: Draft) -> str:
         return "text"
     if draft.read("output_key", to_plain_text, ""):
         return "prompt_completion"
-    return "messages" if _has_chat(draft) else "text"
+    return "messages"
 
 
 def _read_columns(draft: Draft) -> dict[str, str]:
@@ -129,7 +134,7 @@ def _read_template(draft: Draft) -> str:
     template = draft.read("input_template", to_plain_text, "")
     column = _name(draft, "input_key", "prompt_key")
     is_rendered = _has_chat(draft) or draft.keys.get("pretrain_mode") or not column
-    if is_rendered or "{}" not in template:
+    if is_rendered or "output_key" in draft.implied or "{}" not in template:
         return ""
     before, _, after = template.partition("{}")
     placeholder = "{{" + column + "}}"
@@ -147,7 +152,7 @@ def _note_columns(draft: Draft) -> None:
     by_column = {column: role for role, column in roles.items()}
     for key in ("input_key", "output_key", "label_key", "prompt_key", "chosen_key", "rejected_key"):
         column = draft.keys.get(key)
-        if column is None:
+        if column is None or key in draft.handled:
             continue
         if column in by_column:
             draft.note(MAPPED, key, f"dataset.columns.{by_column[column]}: {column}")
@@ -179,9 +184,6 @@ def _weigh_turns(draft: Draft) -> None:
         draft.note(SAME, key, why="no conversations")
     if draft.keys.get("pretrain_mode"):
         draft.note(MAPPED, "pretrain_mode", "dataset.form: text", "each token is trained")
-    elif form == "text":
-        why = "no output_key and no chat template: theirs trains no token of such a row"
-        draft.no_equivalent("input_key", why, "dataset.columns.completion=<column>")
 
 
 # --- Rewards --------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from runner.importers.llama_factory_v1 import read_llama_factory_v1
 from runner.importers.open_instruct import read_open_instruct
 from runner.importers.openrlhf import read_openrlhf
 from runner.importers.swift import read_swift
+from runner.importers.torchtune import read_torchtune
 from runner.importers.trl import read_trl
 from runner.importers.verl import read_verl
 from runner.importers.verl_sft import read_verl_sft
@@ -26,6 +27,7 @@ READERS: Mapping[str, Reader] = {
     "open_instruct": read_open_instruct,
     "openrlhf": read_openrlhf,
     "swift": read_swift,
+    "torchtune": read_torchtune,
     "trl": read_trl,
     "verl": read_verl,
     "verl_sft": read_verl_sft,

@@ -265,6 +265,37 @@ def name_weights(draft: Draft, key: str) -> None:
     draft.write(key, "model.path", name, why)
 
 
+def repeat_prompts(draft: Draft, key: str) -> None:
+    """Write the answers of a device from its prompts, each with as many as are sampled of one."""
+    answers = draft.read("grpo_samples", to_whole_number, 1)
+    prompts = draft.take(key, to_whole_number, 1)
+    path = "trainer.args.per_device_train_batch_size"
+    draft.write(key, path, prompts * answers, f"{prompts} prompts x {answers} answers")
+
+
+def divide_answers(draft: Draft, key: str) -> None:
+    """Write the steps of a rollout, and the micro-batches of a step."""
+    answers = draft.read("batch_size", to_whole_number, 1)
+    answers_a_step = max(1, draft.take(key, to_whole_number, 1))
+    steps = max(1, answers // answers_a_step)
+    why = f"{answers} / {answers_a_step} steps of a rollout"
+    draft.write(key, "trainer.args.num_mini_batches", steps, why)
+    parts = max(1, draft.read("gradient_accumulation_steps", to_whole_number, 1))
+    draft.put("trainer.args.per_device_train_batch_size", max(1, answers_a_step // parts))
+
+
+def multiply_steps(draft: Draft, key: str) -> None:
+    """Write the steps of all epochs, each of which ends after a number of them."""
+    steps_key = "max_steps_per_epoch"
+    if is_unset(draft.keys.get(steps_key)):
+        draft.write(key, "trainer.args.num_train_epochs", draft.keys[key])
+        return
+    steps_an_epoch = draft.read(steps_key, to_whole_number, 1)
+    epochs = draft.take(key, to_whole_number, 1)
+    why = f"{epochs} x {steps_an_epoch} at most; theirs ends an epoch with its rows as well"
+    draft.write(key, "trainer.args.max_steps", epochs * steps_an_epoch, why)
+
+
 FUNCTIONS: dict[str, Callable[[Draft, str], None]] = {
     "divide_batch": divide_batch,
     "pair_rows": pair_rows,
@@ -284,4 +315,7 @@ FUNCTIONS: dict[str, Callable[[Draft, str], None]] = {
     "compare_reference": compare_reference,
     "fill_groups": fill_groups,
     "name_weights": name_weights,
+    "repeat_prompts": repeat_prompts,
+    "divide_answers": divide_answers,
+    "multiply_steps": multiply_steps,
 }

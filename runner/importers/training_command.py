@@ -9,7 +9,15 @@ from pathlib import Path
 
 from runner.config.dialect import find_dialects, read_table
 from runner.errors import ConfigError, Fault
-from runner.importers.foreign_config import FILE_TYPES, ForeignConfig, Keys, Remark, read_named
+from runner.importers.foreign_config import (
+    FILE_TYPES,
+    ForeignConfig,
+    Keys,
+    Remark,
+    assign,
+    fill_references,
+    read_named,
+)
 from runner.importers.hydra_words import read_hydra_words
 from runner.importers.shell_lines import ShellLine, Variables, read_lines
 from runner.schema.text import Node
@@ -22,6 +30,8 @@ SPREAD = re.compile(
 )
 # Variables that say it as well.
 SPREAD_VARIABLES = ("NPROC_PER_NODE", "NNODES")
+# A word that sets a key, or takes it out.
+KEY_WORD = re.compile(r"[A-Za-z_][\w.]*=|~[\w.]+$")
 SHELLS = ("bash", "sh")
 CONFIG_FLAGS = ("config", "config_file")
 # An override that no command takes: a dotted key is no variable of the shell.
@@ -228,7 +238,7 @@ def _take(
         reading.keys = overrides.keys
         reading.remarks |= overrides.remarks
     else:
-        _read_flags(reading, words)
+        _read_words(reading, words)
     if not training.is_certain:
         _check_marks(reading)
     starters = []
@@ -243,10 +253,25 @@ def _take(
 # --- Flags ----------------------------------------------------------------------------------------
 
 
-def _read_flags(reading: ForeignConfig, words: Sequence[str]) -> None:
-    """Take over the keys of the words behind a command, and those of the file that they name.
+def _read_words(reading: ForeignConfig, words: Sequence[str]) -> None:
+    """Take over the keys that the words behind a command give, flags and assignments."""
+    sections = read_table(reading.dialect).sections
+    assignments = []
+    if sections.get("assignments"):
+        assignments = [word for word in words if KEY_WORD.match(word)]
+        words = [word for word in words if word not in assignments]
+    _read_flags(reading, words, sections.get("configs", {}))
+    for key, value in assign(reading.keys, assignments).items():
+        why = "of the file, where a word of the command says another"
+        reading.remarks[f"{key} (file)"] = Remark(value, why)
+    reading.keys = fill_references(reading.keys)
 
-    A flag takes the place of a key of the file.
+
+def _read_flags(reading: ForeignConfig, words: Sequence[str], configs: Node) -> None:
+    """Take over the keys of flags, and those of the file that they name.
+
+    A flag takes the place of a key of the file. ``configs`` says where the tool keeps files that
+    are named without their ending.
     """
     flags = _flags_of(words)
     leading_words = _until_flag(words)
@@ -258,7 +283,7 @@ def _read_flags(reading: ForeignConfig, words: Sequence[str]) -> None:
     if not files:
         reading.keys = flags
         return
-    keys_of_file = _read_config_file(reading.path, files[0])
+    keys_of_file = _read_config_file(reading.path, files[0], configs)
     for name in CONFIG_FLAGS:
         if flags.get(name) == files[0]:
             del flags[name]
@@ -297,16 +322,21 @@ def _named_files(leading_words: Sequence[str], flags: Keys) -> list[str]:
     return files
 
 
-def _read_config_file(path: Path, file: str) -> Keys:
+def _read_config_file(path: Path, file: str, configs: Node) -> Keys:
     """The keys of the file that a command names; ConfigError where there is no such file."""
     keys = read_named(path, file)
+    fix = f"import {file} itself"
+    if configs and not file.endswith(FILE_TYPES):
+        keys = read_named(path, f"{configs['folder']}/{file}.yaml")
+        copy = f"{Path(file).name}.yaml"
+        fix = f"{configs['copy']} {file} {copy}, and --config {copy} in the script"
     if keys is None:
         raise ConfigError(
             Fault(
                 where=str(path),
                 found=f"it reads {file}, which is not there",
                 expected="that file",
-                fix=f"import {file} itself",
+                fix=fix,
             )
         )
     return keys

@@ -1,5 +1,7 @@
-"""``import`` on all example files of Axolotl, LLaMA-Factory, ms-swift, TRL, recipes for it, and
-open-instruct.
+"""``import`` on all example files of the tools whose configurations are read.
+
+These are Axolotl, LLaMA-Factory, ms-swift, OpenRLHF, torchtune, open-instruct, TRL, and recipes for
+it.
 
 The fate of each file and key.
 
@@ -44,6 +46,8 @@ PEERS = {
     "open-r1": ["recipes/*/*/*.y*ml"],
     "SimPO": ["training_configs/*.yaml"],
     "open-instruct": ["scripts/train/**/*.sh", "configs/train_configs/**/*.yaml"],
+    "OpenRLHF": ["examples/scripts/*.sh"],
+    "torchtune": ["recipes/configs/**/*.yaml"],
     "trl": ["examples/cli_configs/*.yaml", "examples/accelerate_configs/*.yaml"],
 }
 DOCUMENTS = (
