@@ -65,7 +65,8 @@ def _read_mixture(draft: Draft) -> tuple[str, list[Part]]:
 def _read_list(draft: Draft, key: str, *, tests_only: bool = False) -> list[Part]:
     """The nodes of a list in which each name is followed by a share of its rows, or a number."""
     splits_key = f"{key}_splits"
-    words = draft.take(key, to_words, [])
+    # A variable of the shell may hold all of them.
+    words = " ".join(draft.take(key, to_words, [])).split()
     splits = draft.take(splits_key, to_words, []) or ["test" if tests_only else "train"]
     if len(words) % 2:
         fault = Fault(

@@ -16,6 +16,12 @@ from runner.importers.reward_entries import read_rewards, type_rewards
 
 # Keys that say whether rows are evaluated, of which the second is an earlier name of the first.
 EVALUATION_KEYS = ("eval_strategy", "evaluation_strategy", "do_eval")
+# What recipes with ``dataset_mixer`` mean where they are silent, and what the scripts for them do.
+MIXER_DEFAULTS = {"learning_rate": 5e-5, "auto_insert_empty_system_msg": True}
+DEFAULTS_OF_SCRIPTS: Mapping[str, Mapping[str, object]] = {
+    "sft": {"packing": True, "packing_strategy": "wrapped"},
+    "dpo": {"optim": "rmsprop"},
+}
 # The forms of rows that their scripts take.
 MIXER_FORMS = {"sft": "messages", "dpo": "preference", "orpo": "preference", "cpo": "preference"}
 
@@ -111,6 +117,8 @@ def _read_mixer(draft: Draft) -> list[Part]:
         _note_splits(draft, nodes[0], test_splits)
     if configs:
         draft.note(MAPPED, "dataset_configs", "dataset.config")
+    draft.imply(MIXER_DEFAULTS)
+    draft.imply(DEFAULTS_OF_SCRIPTS.get(draft.trainer, {}))
     return nodes
 
 
