@@ -36,7 +36,7 @@ def main(line: CommandLine) -> int:
                 fix="python -m runner import <file>",
             )
         )
-    reading = read_file(Path(line.runs[0]), options.dialect)
+    reading = read_file(Path(line.runs[0]), options.dialect, options.branch)
     name = _name_of_experiment(options, reading.path)
     target = None
     if options.to is not None:

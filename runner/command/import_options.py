@@ -16,7 +16,8 @@ Reads YAML, JSON and shell scripts of Axolotl, LLaMA-Factory, ms-swift, TRL's
 command line, recipes for it (alignment-handbook, open-r1, SimPO) and
 open-instruct. Whose it is follows from its keys, or from dialect=axolotl,
 llama_factory, llama_factory_v1, open_instruct, swift or trl; trainer= is for
-files of TRL and of LLaMA-Factory's format v1 that do not say.""",
+files of TRL and of LLaMA-Factory's format v1 that do not say. Of a script those
+branches are taken that its variables decide; branch=1,0 chooses among others.""",
     """\
 It is written into conf/experiment/ of this folder, where there is such a
 folder, and is printed in any case. Nothing that is there is overwritten without
@@ -34,4 +35,5 @@ class Options:
     name: str | None = None
     dialect: str | None = None
     trainer: str | None = None
+    branch: str | None = None
     force: bool = False

@@ -19,8 +19,10 @@ SCRIPT_TYPES = (".sh", ".bash")
 MAX_MARKS = 5  # that the reason for a dialect names
 
 
-def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
+def read_file(path: Path, dialect: str | None = None, branch: str | None = None) -> ForeignConfig:
     """The keys of a configuration in a dialect, by default the one that the file itself shows.
+
+    ``branch`` has the numbers of the branches of a script that are taken.
 
     Raises ConfigError where it holds no training, or is of no dialect that is known.
     """
@@ -37,7 +39,7 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
     text = read_foreign_text(path)
     has_flags = path.suffix not in FILE_TYPES and re.search(r"(?m)^\s*--\w", text)
     if path.suffix in SCRIPT_TYPES or has_flags:
-        reading = read_script(path, text)
+        reading = read_script(path, text, _to_choices(branch))
     else:
         reading = ForeignConfig(path, parse_keys(text, str(path)))
     reading.keys = {key: plain(value) for key, value in reading.keys.items()}
@@ -61,6 +63,21 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
             _ungroup(reading, group)
     _check_trains(reading, table)
     return reading
+
+
+def _to_choices(branch: str | None) -> list[int]:
+    """The numbers of branches, with commas between them; ConfigError for anything else."""
+    numbers = str(branch).split(",") if branch is not None else []
+    if not all(number.strip().isdigit() for number in numbers):
+        raise ConfigError(
+            Fault(
+                where="branch",
+                found=str(branch),
+                expected="the number of a branch for each condition, 0 for none",
+                fix="branch=1",
+            )
+        )
+    return [int(number) for number in numbers]
 
 
 def _ungroup(reading: ForeignConfig, group: str) -> None:
