@@ -123,6 +123,12 @@ def test_a_share_above_one_repeats_the_rows(script):
     assert splits == [None, None, {"train": "train[:50%]"}]
 
 
+def test_a_file_of_rows_is_a_dataset(script):
+    draft = script("finetune", "--train_file data/rows.jsonl --use_flash_attn")
+    assert draft.values["dataset"]["path"] == "data/rows.jsonl"
+    assert draft.choices["dataset"] == "local"
+
+
 def test_a_variable_may_hold_the_whole_list(tmp_path):
     path = tmp_path / "a.sh"
     path.write_text(

@@ -58,6 +58,8 @@ def _read_mixture(draft: Draft) -> tuple[str, list[Part]]:
             nodes += _keep_amount(draft, key, _to_node(draft, path, "train"), amount)
         return key, nodes
     key = "dataset_name"
+    if draft.keys.get("train_file") is not None:
+        key = "train_file"
     path = draft.take(key, to_plain_text, "???")
     return key, [_to_node(draft, path, "train")]
 
