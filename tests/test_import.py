@@ -1742,12 +1742,12 @@ def test_a_file_that_does_not_say_its_method_is_refused_with_a_word_that_works(t
         (
             "A=1\nif [ $X = y ]; then\n  E='--use_peft'\nfi\ntrl sft --dataset_name c/d $E\n",
             "if [ $X = y ]",
-            "as if it held",
+            "none of its branches",
         ),
         (
             "if [ $X ]; then E='--bf16'; fi\ntrl sft $E --dataset_name c/d\n",
-            "if [ $X ]; then E=--bf16",
-            "not read",
+            "if [ $X ]",
+            "branch=1",
         ),
         (
             "export CUDA_VISIBLE_DEVICES=0,1\nllamafactory-cli train --stage sft\n",

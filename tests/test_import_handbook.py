@@ -96,6 +96,16 @@ def test_a_mixer_keeps_the_first_rows_of_the_splits_for_training(recipe):
         assert kinds_of(draft, key) == {"mapped"}, key
 
 
+def test_what_the_scripts_for_a_mixer_do_is_written(recipe):
+    sft = recipe(BASE | {"dataset_mixer": {"o/a": 1.0}})
+    args = sft.values["trainer"]["args"]
+    assert (args["packing"], args["packing_strategy"]) == (True, "wrapped")
+    assert kinds_of(sft, "auto_insert_empty_system_msg") == {"no equivalent"}
+    dpo = recipe(BASE | {"dataset_mixer": {"o/a": 1.0}, "beta": 0.1}, name="config_dpo.yaml")
+    assert dpo.values["trainer"]["args"]["optim"] == "rmsprop"
+    assert dpo.values["learning_rate"] == 5e-5
+
+
 def test_a_mixer_of_one_set_is_one_set(recipe):
     keys = {"dataset_mixer": {"o/a": 1.0}, "dataset_name": "o/other"}
     draft = recipe(BASE | keys | {"beta": 0.1}, name="config_dpo.yaml")

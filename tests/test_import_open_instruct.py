@@ -123,6 +123,23 @@ def test_a_share_above_one_repeats_the_rows(script):
     assert splits == [None, None, {"train": "train[:50%]"}]
 
 
+def test_a_file_of_rows_is_a_dataset(script):
+    draft = script("finetune", "--train_file data/rows.jsonl --use_flash_attn")
+    assert draft.values["dataset"]["path"] == "data/rows.jsonl"
+    assert draft.choices["dataset"] == "local"
+
+
+def test_a_variable_may_hold_the_whole_list(tmp_path):
+    path = tmp_path / "a.sh"
+    path.write_text(
+        f'MIX="o/a 1.0 o/b 20"\npython open_instruct/finetune.py {MODEL} '
+        "--dataset_mixer_list $MIX --max_train_steps 10_000\n"
+    )
+    draft = translate(read_file(path), "mine")
+    assert set(draft.values["dataset"]["parts"]) == {"a", "b"}
+    assert draft.values["trainer"]["args"]["max_steps"] == 10000
+
+
 def test_a_list_that_does_not_pair_up_is_a_fault(script):
     with pytest.raises(ConfigError, match="each name followed by"):
         script("finetune", "--dataset_mixer_list o/a 1.0 o/b")

@@ -38,7 +38,7 @@ def main(line: CommandLine) -> int:
     if source.is_dir():
         import_folder(source, options)
         return 0
-    reading = read_file(source, options.dialect)
+    reading = read_file(source, options.dialect, options.branch)
     name = _name_of_experiment(options, reading.path)
     target = None
     if options.to != PRINTED_ONLY:

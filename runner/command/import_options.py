@@ -20,7 +20,8 @@ it (alignment-handbook, open-r1, SimPO); and Python scripts and notebooks that
 call TRL's trainers or Unsloth, of which nothing is run. Whose it is follows from
 its keys and calls, or from dialect=axolotl, llama_factory, llama_factory_v1,
 open_instruct, openrlhf, swift, torchtune, trl, trl_script, unsloth, verl or
-verl_sft; trainer= is for files that do not say.""",
+verl_sft; trainer= is for files that do not say. Of a script those branches are
+taken that its variables decide; branch=1,0 chooses among others.""",
     """\
 It is written into conf/experiment/ of this folder (to=none only prints it), and
 printed with the command that trains it. Of a folder all files that train are
@@ -40,4 +41,5 @@ class Options:
     name: str | None = None
     dialect: str | None = None
     trainer: str | None = None
+    branch: str | None = None
     force: bool = False

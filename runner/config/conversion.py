@@ -28,7 +28,7 @@ def plain(value: object) -> Any:
     # In small letters it is a value of its own: of scale_rewards and report_to.
     if word in MEANT and value != "none":
         return MEANT[word]
-    if re.fullmatch(r"[+-]?\d+", value) and len(value) <= MAX_DIGITS:
+    if re.fullmatch(r"[+-]?(\d+|\d{1,3}(_\d{3})+)", value) and len(value) <= MAX_DIGITS:
         return int(value)
     if re.fullmatch(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", word):
         return float(value)

@@ -5,7 +5,7 @@ tool has, which the tables of the dialects call its marks.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runner.config.conversion import plain
@@ -30,8 +30,10 @@ READ_TYPES = (*FILE_TYPES, *SCRIPT_TYPES, *PYTHON_TYPES)
 MAX_MARKS = 5  # that the reason for a dialect names
 
 
-def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
+def read_file(path: Path, dialect: str | None = None, branch: str | None = None) -> ForeignConfig:
     """The keys of a configuration in a dialect, by default the one that the file itself shows.
+
+    ``branch`` has the numbers of the branches of a script that are taken.
 
     Raises ConfigError where it holds no training, or is of no dialect that is known.
     """
@@ -46,7 +48,7 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
             )
         )
     text = read_foreign_text(path)
-    reading = _read_keys(path, text)
+    reading = _read_keys(path, text, _to_choices(branch))
     reading.keys = {key: plain(value) for key, value in reading.keys.items()}
 
     # A file of a strategy has marks as well, and is refused for a better reason than another.
@@ -68,13 +70,13 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
     return reading
 
 
-def _read_keys(path: Path, text: str) -> ForeignConfig:
+def _read_keys(path: Path, text: str, choices: Sequence[int]) -> ForeignConfig:
     """The keys of a file with this text, by what kind of file it is."""
     if path.suffix in PYTHON_TYPES:
         return read_python(path, text)
     has_flags = path.suffix not in FILE_TYPES and re.search(r"(?m)^\s*--\w", text)
     if path.suffix in SCRIPT_TYPES or has_flags:
-        return read_script(path, text)
+        return read_script(path, text, choices)
     return ForeignConfig(path, fill_references(parse_keys(text, str(path))))
 
 
@@ -86,6 +88,21 @@ def _flatten(reading: ForeignConfig, table: Node) -> None:
             _ungroup(reading, group)
     if table.get("hydra"):
         reading.keys = flatten_config(reading.keys)
+
+
+def _to_choices(branch: str | None) -> list[int]:
+    """The numbers of branches, with commas between them; ConfigError for anything else."""
+    numbers = str(branch).split(",") if branch is not None else []
+    if not all(number.strip().isdigit() for number in numbers):
+        raise ConfigError(
+            Fault(
+                where="branch",
+                found=str(branch),
+                expected="the number of a branch for each condition, 0 for none",
+                fix="branch=1",
+            )
+        )
+    return [int(number) for number in numbers]
 
 
 def _ungroup(reading: ForeignConfig, group: str) -> None:

@@ -58,6 +58,8 @@ def _read_mixture(draft: Draft) -> tuple[str, list[Part]]:
             nodes += _keep_amount(draft, key, _to_node(draft, path, "train"), amount)
         return key, nodes
     key = "dataset_name"
+    if draft.keys.get("train_file") is not None:
+        key = "train_file"
     path = draft.take(key, to_plain_text, "???")
     return key, [_to_node(draft, path, "train")]
 
@@ -65,7 +67,8 @@ def _read_mixture(draft: Draft) -> tuple[str, list[Part]]:
 def _read_list(draft: Draft, key: str, *, tests_only: bool = False) -> list[Part]:
     """The nodes of a list in which each name is followed by a share of its rows, or a number."""
     splits_key = f"{key}_splits"
-    words = draft.take(key, to_words, [])
+    # A variable of the shell may hold all of them.
+    words = " ".join(draft.take(key, to_words, [])).split()
     splits = draft.take(splits_key, to_words, []) or ["test" if tests_only else "train"]
     if len(words) % 2:
         fault = Fault(

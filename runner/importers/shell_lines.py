@@ -13,6 +13,7 @@ from pathlib import Path
 
 from runner.config.conversion import MAX_DIGITS
 from runner.errors import ConfigError, Fault
+from runner.importers.shell_branches import Branches
 
 # A comment of bash begins a word; what stands in quotes, or behind a backslash, is none.
 COMMENT = re.compile(r"""(?m)('[^']*'|"(?:\\[\s\S]|[^"\\])*"|\\.)|(?:^|(?<=[\s;&|()]))#.*""")
@@ -47,7 +48,7 @@ BREAK = "\0"
 
 @dataclass(frozen=True)
 class ShellLine:
-    """The words of a line as bash reads it, without the variables that it sets."""
+    """The words of a statement as bash reads it, without the variables that it sets."""
 
     words: list[str]
     below: str  # the next line that is not empty
@@ -113,8 +114,12 @@ class Variables:
         return str(number)
 
 
-def read_lines(path: Path, text: str, variables: Variables) -> Iterator[ShellLine]:
-    """The lines of a script, in order; what they set is added to ``variables`` as they are read.
+def read_lines(
+    path: Path, text: str, variables: Variables, branches: Branches
+) -> Iterator[ShellLine]:
+    """The statements of a script that are run, in order.
+
+    What they set is added to ``variables`` as they are read, and ``branches`` follows conditions.
 
     Raises ConfigError for a script that grows too long because its variables hold one another.
     """
@@ -142,17 +147,58 @@ def read_lines(path: Path, text: str, variables: Variables) -> Iterator[ShellLin
                 )
             )
         try:
-            words = shlex.split(variables.compute(line))
+            statements = _split(variables.compute(line))
         except ValueError:
             continue  # a line of the shell's own, such as half of a quotation
-        words = [variables.fill(word) for word in words if word not in ALL_ARGUMENTS]
-        if words and words[0] in DECLARATIONS:
-            del words[0]
-        while words and ASSIGNMENT.fullmatch(words[0]):
-            name, _, value = words.pop(0).partition("=")
-            variables.values[name] = value.rstrip(";")
-        below = next(filter(str.strip, lines[index + 1 :]), "")
-        yield ShellLine(words, below.lstrip())
+        below = next(filter(str.strip, lines[index + 1 :]), "").lstrip()
+        for statement in statements:
+            words = [variables.fill(word) for word in statement if word not in ALL_ARGUMENTS]
+            live_words = branches.follow(words)
+            if live_words:
+                yield ShellLine(_assign(live_words, variables), below)
+            else:
+                _leave_out(words, variables)
+
+
+def _split(line: str) -> list[list[str]]:
+    """The words of each statement of a line; the end of a branch of a case is one of its own."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=";")
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    statements: list[list[str]] = [[]]
+    for word in lexer:
+        if word == ";":
+            statements.append([])
+        elif word == ";;":
+            statements += [[word], []]
+        else:
+            statements[-1].append(word)
+    return statements
+
+
+def _assign(words: list[str], variables: Variables) -> list[str]:
+    """The words behind the variables that a statement sets, which are set.
+
+    That of a loop is set for its first turn.
+    """
+    rest = list(words)
+    if rest[:1] == ["for"] and rest[2:3] == ["in"] and rest[3:]:
+        variables.values[rest[1]] = rest[3]
+    if rest[0] in DECLARATIONS:
+        del rest[0]
+    while rest and ASSIGNMENT.fullmatch(rest[0]):
+        name, _, value = rest.pop(0).partition("=")
+        variables.values[name] = value
+    return rest
+
+
+def _leave_out(words: list[str], variables: Variables) -> None:
+    """Have a variable for flags be empty where it is set only in a branch that is not taken."""
+    for word in words:
+        if ASSIGNMENT.fullmatch(word):
+            name, _, value = word.partition("=")
+            if re.match(r"\s*--\w", value):
+                variables.values.setdefault(name, "")
 
 
 def _without_escapes(match: re.Match[str]) -> str:

@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner.config.dialect import find_dialects, read_table
@@ -19,14 +19,15 @@ from runner.importers.foreign_config import (
     read_named,
 )
 from runner.importers.hydra_words import read_hydra_words
+from runner.importers.shell_branches import Branches
 from runner.importers.shell_lines import ShellLine, Variables, read_lines
 from runner.schema.text import Node
 
 # Flags of the program that starts the processes, which say over how many devices the training is
 # spread, and how.
 SPREAD = re.compile(
-    r"(?i)--(\w*config_file|zero_stage|n(?:um|proc).(?:machines|processes|per.node)|nnodes"
-    r"|num.nodes)[= ](\S+)"
+    r"(?i)--(\w*config_file|zero_stage|n(?:um|proc).(?:machines|nodes|processes|per.node)|nnodes)"
+    r"[= ](\S+)"
 )
 # Variables that say it as well.
 SPREAD_VARIABLES = ("NPROC_PER_NODE", "NNODES")
@@ -38,9 +39,6 @@ CONFIG_FLAGS = ("config", "config_file")
 LOST_OVERRIDE = re.compile(r"[+~]{0,2}\w+(\.\w+)+=")
 # Words at which the flags of a command end.
 ENDS = ("|", ">", ">>", "2>&1", "&", "&&", ";", "1>")
-CONDITION_REMARK = (
-    "a condition: flags below it are taken as if it held, those on its own line are not read"
-)
 
 
 @dataclass(frozen=True)
@@ -62,51 +60,23 @@ class IdleCommand:
     reason: str
 
 
-@dataclass
-class _ControlFlow:
-    """The conditions and loops of a script so far, with remarks on how they are read."""
-
-    variables: Variables
-    remarks: dict[str, Remark] = field(default_factory=dict)
-    condition: str = ""  # that the lines are in
-    values_before: dict[str, str] = field(default_factory=dict)
-
-    def follow(self, words: Sequence[str]) -> None:
-        """Take in the next line, whose variables have been set."""
-        # A condition is taken as if it held. That is worth a remark where it sets a variable.
-        is_closed = words[-1:] == ["fi"]
-        if words[:1] == ["if"]:
-            self.condition = " ".join(words[:-1]).rstrip("; ")
-        elif is_closed:
-            self.condition = ""
-        has_set = self.variables.values != self.values_before
-        if self.condition and (is_closed or has_set):
-            self.remarks[self.condition] = Remark([], CONDITION_REMARK)
-        self.values_before = dict(self.variables.values)
-
-        # The first turn of a loop is read.
-        if words[:1] == ["for"] and words[2:3] == ["in"] and words[3:]:
-            self.variables.values[words[1]] = words[3].rstrip(";")
-            turns = " ".join(words[3:])
-            self.remarks[f"for {words[1]}"] = Remark(turns, "a loop, whose first turn this is")
-
-
-def read_script(path: Path, text: str) -> ForeignConfig:
+def read_script(path: Path, text: str, choices: Sequence[int] = ()) -> ForeignConfig:
     """The keys of the training command in a script, and its dialect.
 
-    Of several trainings the first with flags counts; a remark says how many follow. Raises
-    ConfigError where no command trains, or where a comment cuts flags off.
+    Of several trainings the first with flags counts; a remark says how many follow. ``choices`` are
+    the numbers of the branches to take, one for each condition that the script does not decide.
+    Raises ConfigError where no command trains, or where a comment cuts flags off.
     """
     variables = Variables()
-    control_flow = _ControlFlow(variables)
-    reading = ForeignConfig(path, {}, remarks=control_flow.remarks)
+    branches = Branches(choices)
+    reading = ForeignConfig(path, {})
     reason = ""  # why the first command that is no training is none
     further_trainings = 0
-    for raw_line in read_lines(path, text, variables):
-        line = replace(raw_line, words=_open_inner_commands(raw_line.words))
-        control_flow.follow(line.words)
-        for index in range(len(line.words)):
-            command = _find_command(line.words, index)
+    for raw_line in read_lines(path, text, variables, branches):
+        words = _open_inner_commands(raw_line.words)
+        line = replace(raw_line, words=words)
+        for index in range(len(words)):
+            command = _find_command(words, index)
             if command is None:
                 continue
             if isinstance(command, IdleCommand):
@@ -115,6 +85,7 @@ def read_script(path: Path, text: str) -> ForeignConfig:
                 further_trainings += 1
             else:
                 _take(reading, command, line, variables)
+    _note_branches(reading, branches)
     if further_trainings:
         why = "further trainings; each is imported from a file of its own"
         reading.remarks["commands"] = Remark(further_trainings, why)
@@ -138,6 +109,32 @@ def _open_inner_commands(words: Sequence[str]) -> list[str]:
                 inner_words = shlex.split(word)
         opened += inner_words
     return opened
+
+
+def _note_branches(reading: ForeignConfig, branches: Branches) -> None:
+    """Note loops, and conditions that the script does not decide and that change the training.
+
+    Raises ConfigError with the word that takes a branch where no other training is in the script.
+    """
+    for name, turns in branches.loops.items():
+        remark = Remark(turns, "a loop, whose first turn this is")
+        reading.remarks[f"for {name}"] = remark
+    for position, undecided in enumerate(branches.undecided):
+        if not undecided.matters or undecided.chosen:
+            continue
+        choice = ",".join(["0"] * position + ["1"])
+        if not reading.dialect:
+            raise ConfigError(
+                Fault(
+                    where=f"{reading.path}: {undecided.condition}",
+                    found="the file does not decide it",
+                    expected=f"the number of one of its branches, 1 to {undecided.branches}",
+                    fix=f"branch={choice}",
+                )
+            )
+        why = "the file does not decide it, and none of its branches is taken"
+        remark = Remark(undecided.branches, f"{why}; branch={choice} takes the first")
+        reading.remarks[undecided.condition] = remark
 
 
 def _no_training(path: Path, reason: str) -> Fault:
@@ -239,8 +236,10 @@ def _take(
         reading.remarks |= overrides.remarks
     else:
         _read_words(reading, words)
-    if not training.is_certain:
-        _check_marks(reading)
+    marks = read_table(reading.dialect).sections["marks"]
+    if not training.is_certain and not reading.keys.keys() & set(marks):
+        reason = f"{reading.script}.py with keys of its own"
+        raise ConfigError(_no_training(reading.path, reason))
     starters = []
     for name in SPREAD_VARIABLES:
         value = variables.values.get(name, "")
@@ -340,13 +339,6 @@ def _read_config_file(path: Path, file: str, configs: Node) -> Keys:
             )
         )
     return keys
-
-
-def _check_marks(reading: ForeignConfig) -> None:
-    """Raise ConfigError for a script of a known name whose file has no key of its tool."""
-    sections = read_table(reading.dialect).sections
-    if not reading.keys.keys() & set(sections["marks"]):
-        raise ConfigError(_no_training(reading.path, f"{reading.script}.py with keys of its own"))
 
 
 def _to_key(flag: str) -> str:

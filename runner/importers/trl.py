@@ -18,6 +18,12 @@ from runner.importers.reward_entries import read_rewards, type_rewards
 EVALUATION_KEYS = ("eval_strategy", "evaluation_strategy", "do_eval")
 # Keys that hold the datasets of a mixture.
 MIXTURES = ("datasets", "dataset_mixer")
+# What recipes with ``dataset_mixer`` mean where they are silent, and what the scripts for them do.
+MIXER_DEFAULTS = {"learning_rate": 5e-5, "auto_insert_empty_system_msg": True}
+DEFAULTS_OF_SCRIPTS: Mapping[str, Mapping[str, object]] = {
+    "sft": {"packing": True, "packing_strategy": "wrapped"},
+    "dpo": {"optim": "rmsprop"},
+}
 # The forms of rows that their scripts take.
 MIXER_FORMS = {"sft": "messages", "dpo": "preference", "orpo": "preference", "cpo": "preference"}
 
@@ -97,15 +103,17 @@ def _read_mixer(draft: Draft) -> list[Part]:
     splits = draft.take("dataset_splits", to_words, ["train", "test"])
     train_splits = [split for split in splits if "train" in split]
     test_splits = [split for split in splits if "test" in split and "train" not in split]
+    train_split = train_splits[0] if train_splits else "train"
+    test_split = test_splits[0] if test_splits else ""
     if len(train_splits) > 1:
         others = ", ".join(train_splits[1:])
         draft.no_equivalent("dataset_splits", others, "dataset.split.train=<split>+<split>")
     is_evaluated = any(is_wanted(draft.keys.get(key), "enabled") for key in EVALUATION_KEYS)
     nodes = []
     for index, (path, raw_share) in enumerate(shares.items()):
-        split: Part = {"train": train_splits[0] if train_splits else "train"}
-        if test_splits and is_evaluated:
-            split["eval"] = test_splits[0]
+        split: Part = {"train": train_split}
+        if test_split and is_evaluated:
+            split["eval"] = test_split
         node: Part = {"path": path, "split": split}
         form = MIXER_FORMS.get(draft.trainer)
         if form and draft.reading.script != "run_cpt":
@@ -115,22 +123,16 @@ def _read_mixer(draft: Draft) -> list[Part]:
         share = draft.convert(f"dataset_mixer.{path}", raw_share, to_number, 1.0)
         if keep_share(draft, "dataset_mixer", node, share):
             nodes.append(node)
-    if nodes and draft.keys.get("dataset_splits") is not None:
-        _note_splits(draft, nodes[0], test_splits)
+    if draft.keys.get("dataset_splits") is not None:
+        target = f"dataset.split.train: {train_split}"
+        if test_split and is_evaluated:
+            target += f" dataset.split.eval: {test_split}"
+        draft.note(MAPPED, "dataset_splits", target, "the rows for tests are held out whole")
     if configs:
         draft.note(MAPPED, "dataset_configs", "dataset.config")
+    draft.imply(MIXER_DEFAULTS)
+    draft.imply(DEFAULTS_OF_SCRIPTS.get(draft.trainer, {}))
     return nodes
-
-
-def _note_splits(draft: Draft, node: Part, test_splits: list[str]) -> None:
-    """Note where the splits of a mixture went."""
-    target = f"dataset.split.train: {node['split']['train']}"
-    why = ""
-    if "eval" in node["split"]:
-        target += f" dataset.split.eval: {node['split']['eval']}"
-    elif test_splits:
-        why = f"{test_splits[0]} is not evaluated"
-    draft.note(MAPPED, "dataset_splits", target, why)
 
 
 # --- The trainer of a file without a command ------------------------------------------------------
