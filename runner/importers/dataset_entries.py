@@ -33,6 +33,7 @@ ORDER = (
     "form",
     "split",
     "columns",
+    "context_separator",
     "limit",
     "image_folder",
     "streaming",

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from runner.config.conversion import to_entries, to_mapping, to_words
+from runner.config.conversion import to_entries, to_mapping, to_plain_text, to_words
 from runner.config.menu import read_options
 from runner.errors import ConfigError, Fault
 from runner.importers.dataset_entries import read_entry, write_rows
@@ -38,14 +38,17 @@ def read_trl(draft: Draft) -> None:
 
 def _read_nodes(draft: Draft) -> list[Part]:
     """The nodes of a mixture, or of the datasets that a key names."""
+    section = draft.table.sections["datasets"]
     names: list[str] = []
     nodes = []
-    for key in draft.table.sections["datasets"]["keys"]:
+    for key in section["keys"]:
         if key == "datasets":
             for index, entry in enumerate(draft.take(key, to_entries, [])):
                 nodes.append(read_entry(draft, key, f"{key}[{index}]", entry))
-        elif draft.keys.get(key) is not None:
+        elif key in section.get("files", ()):
             names += draft.take(key, to_words, [])
+        elif draft.keys.get(key) is not None:
+            names.append(draft.take(key, to_plain_text, "???"))
     if nodes:
         return nodes
     for name in names or ["???"]:
