@@ -1,7 +1,8 @@
 """Other tools' configurations -> experiments of ours, and what becomes of each of their keys.
 
     foreign_file      a YAML, JSON or shell file -> its keys, and the dialect that it is in
-                      (foreign_config; of scripts training_command, shell_lines)
+                      (foreign_config; of scripts training_command, shell_lines; of Python
+                      python_training, python_script and the other python_ modules)
     draft             the experiment as it grows, with a note on each key
     follow            the rows of a dialect's table (row_functions: what no row can describe)
     device_strategy   over how many devices, and how -> words to type
@@ -9,11 +10,11 @@
     axolotl, llama_factory, llama_factory_v1, swift, trl    the rest, one reader a tool
     translate         all of it in order
 
-A dialect is one table in ``config/dialects/``, which the check of keys reads too; ``shared.yaml``
-there explains each section, and has an example with all that one must have. Beside the table: its
-name in the help of ``import``, 80 letters wide, and a file of the tool in tests/importers/, whose
-name begins with that of the dialect. A reader is for datasets that are more than paths. Keys of
-many tools are rows of ``shared.yaml``.
+A dialect is one table in ``config/dialects/``, which the check of keys reads too; README.md here
+explains its language, and ``shared.yaml`` there each section. Beside the table: its name in the
+help of ``import``, 80 letters wide, and a file of the tool in tests/importers/, whose name begins
+with that of the dialect. A reader is for datasets that are more than paths. Keys of many tools are
+rows of ``shared.yaml``.
 
 Nothing is trained or loaded here, and no file is written.
 """
