@@ -34,6 +34,7 @@ SAMPLES = Path(__file__).parent / "importers"
 FILES = sorted(
     path.name for path in SAMPLES.iterdir() if path.name.startswith(tuple(find_dialects()))
 )
+CHATS = [{"path": "c/d", "type": "chat_template"}]
 SECRETS = ("hf_ABCDEF", "0123456789abcdef0123")
 
 
@@ -1070,8 +1071,16 @@ THEIRS = {"template": "qwen", "cutoff_len": 64, "val_size": 0.1}  # by which suc
             {"overrides_of_model_config": {"attention_dropout": 0.1}},
             {"model.config.attention_dropout": 0.1},
         ),
-        ("axolotl", {"chat_template": "qwen_25"}, {"model.tokenizer.chat_template": "qwen2_5"}),
-        ("axolotl", {"chat_template": "phi_4"}, {"model.tokenizer.chat_template": None}),
+        (
+            "axolotl",
+            {"datasets": CHATS, "chat_template": "qwen_25"},
+            {"model.tokenizer.chat_template": "qwen2_5"},
+        ),
+        (
+            "axolotl",
+            {"datasets": CHATS, "chat_template": "phi_4"},
+            {"model.tokenizer.chat_template": None},
+        ),
         ("axolotl", {"attn_implementation": "sdpa"}, {"model.attention": "sdpa"}),
         (
             "axolotl",

@@ -26,6 +26,7 @@ from runner.errors import DataError, Fault
 from runner.schema.literal import to_list
 
 LABELS = {"true": True, "1": True, "false": False, "0": False}
+SEPARATOR = "context_separator"  # the cell with what stands between a question and its context
 LAST_SPEAKER = "\n\nAssistant:"  # before the answer, in dialogues that are written as one text
 
 
@@ -103,7 +104,7 @@ def _read_side(cells: Cells, name: str) -> Side:
             )
         return text
     if context:
-        text += "\n\n" + read_text(context, "context")
+        text += cells.get(SEPARATOR, "\n\n") + read_text(context, "context")
     role = "user" if is_prompt else "assistant"
     return (history or []) + one_turn(text, role)
 

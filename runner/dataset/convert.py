@@ -50,6 +50,7 @@ class RowRequest:
     media: MediaSource = field(default_factory=MediaSource)
     join_turns: Join | None = None
     thoughts: Literal["inline"] | None = None
+    context_separator: str | None = None
     # Warnings about rows that are read in this way, so that each comes once.
     warned: set[str] = field(default_factory=set)
 
@@ -150,6 +151,7 @@ class Conversion:
             request.system,
             join=request.join_turns,
             thoughts=request.thoughts,
+            context_separator=request.context_separator,
         )
         rows = []
         for made in made_rows:

@@ -146,6 +146,8 @@ def _key(rows: Dataset, conversion: Conversion) -> str:
     if conversion.modalities:
         parts.append(str(request.media.folder))
     parts += [request.join_turns, request.thoughts]
+    if request.context_separator is not None:
+        parts.append(request.context_separator)
     columns = dict(layout.columns)
     return cache_key(CONVERT_VERSION, rows._fingerprint, layout.form, columns, *parts)
 

@@ -37,7 +37,16 @@ SAMPLE_SIZE = 50  # rows of chats that are kept, to see what a template makes of
 SCORE = re.compile(r"(?i)score|rating|reward|grade|quality")
 SHIPPED_ROWS = 3  # rows of what ships, which is good, that show its columns
 # Keys of a node that say how its rows are read.
-ROW_KEYS = ("form", "columns", "system", "bad_rows", "without", "join_turns", "thoughts")
+ROW_KEYS = (
+    "form",
+    "columns",
+    "system",
+    "bad_rows",
+    "without",
+    "join_turns",
+    "thoughts",
+    "context_separator",
+)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ finds it on disk.
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -46,6 +46,7 @@ def load_rows(
     image_urls: bool = False,
     join_turns: Literal["system", "all"] | None = None,
     thoughts: Literal["inline"] | None = None,
+    context_separator: str | None = None,
     to: str | None = None,
     keep: Sequence[str] | None = None,
 ) -> tuple[Rows | None, HeldOut]:
@@ -63,7 +64,8 @@ def load_rows(
     ``image_urls`` at URLs. ``join_turns="system"`` puts the text of a system turn in front of the
     next question, and ``all`` makes one of turns of one speaker that follow each other;
     ``thoughts="inline"`` writes what a turn keeps beside its content as ``<think>`` in front of it.
-    ``to`` is the trainer form; None changes no row.
+    ``context_separator`` is the text between a question and its context, an empty line by default,
+    in which a typed ``\\n`` is a line end. ``to`` is the trainer form; None changes no row.
 
     Raises DataError with every bad row of a split; ``bad_rows="drop"`` logs and skips them.
     """
@@ -84,6 +86,7 @@ def load_rows(
             media=find_media(files.paths if files else (), image_folder, image_urls),
             join_turns=join_turns,
             thoughts=thoughts,
+            context_separator=context_separator,
         )
         check_words(files, bad_rows, config=config, revision=revision)
         if files:
@@ -95,15 +98,22 @@ def load_rows(
         held_out = {}
         for set_name, cut in evals.items():
             if callable(cut):
-                _, held_out_rows = cut(to=to, keep=keep, seed=seed)
-                if limits["eval"]:
-                    held_out_rows = held_out_rows.take(limits["eval"])
+                held_out_rows = _read_other_source(cut, limits["eval"], to=to, keep=keep, seed=seed)
             else:
                 held_out_rows = source.read("eval", cut, limits["eval"], None, request)
             held_out[set_name] = held_out_rows
             label = cut if isinstance(cut, str) else set_name or "eval"
             _warn_of_shared_rows(rows, held_out_rows, f"{name} {label}")
     return rows, unnamed_sets(held_out)
+
+
+def _read_other_source(load: Callable[..., Any], limit: int | None, **options: object) -> Rows:
+    """The held-out rows of a source of their own, at most so many of them."""
+    _, rows = load(**options)
+    if limit:
+        rows = rows.take(limit)
+    read: Rows = rows
+    return read
 
 
 def _splits_of(cuts: Iterable[object]) -> list[str]:

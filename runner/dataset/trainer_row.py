@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from runner.dataset.canonical_row import READERS
+from runner.dataset.canonical_row import READERS, SEPARATOR
 from runner.dataset.conversation import (
     alike,
     bad_cell,
@@ -24,12 +24,13 @@ def convert(
     *,
     join: Join | None = None,
     thoughts: str | None = None,
+    context_separator: str | None = None,
 ) -> list[Row]:
     """The rows of a trainer form that one raw row becomes; none where it teaches nothing.
 
     ``system`` opens each conversation that has no system turn of its own; then turns are joined
-    (``join_turns``), and ``thoughts`` written ``inline``. Raises DataError at the role that is
-    wrong.
+    (``join_turns``), and ``thoughts`` written ``inline``. ``context_separator`` stands between a
+    question and its context. Raises DataError at the role that is wrong.
     """
     form = FORMS[layout.form]
     cells: Row = {}
@@ -40,6 +41,8 @@ def convert(
             cell = [cell]
         cells[role] = cell
     system = cells.pop("system", None) or system
+    if context_separator is not None:
+        cells[SEPARATOR] = context_separator.replace("\\n", "\n")
     canonical = READERS[form.read](cells)
     if not canonical:
         return []

@@ -10,11 +10,11 @@
     readers           the rest, one reader a tool, in modules of their names
     translate         all of it in order
 
-A dialect is one table in ``config/dialects/``, which the check of keys reads too; ``shared.yaml``
-there explains each section, and has an example with all that one must have. Beside the table: its
-name in the help of ``import``, 80 letters wide, and a file of the tool in tests/importers/, whose
-name begins with that of the dialect. A reader is for datasets that are more than paths. Keys of
-many tools are rows of ``shared.yaml``.
+A dialect is one table in ``config/dialects/``, which the check of keys reads too; README.md here
+explains its language, and ``shared.yaml`` there each section. Beside the table: its name in the
+help of ``import``, 80 letters wide, and a file of the tool in tests/importers/, whose name begins
+with that of the dialect. A reader is for datasets that are more than paths. Keys of many tools are
+rows of ``shared.yaml``.
 
 Nothing is trained or loaded here, and no file is written.
 """

@@ -1,9 +1,11 @@
 """Axolotl: datasets, each with a type of its own, and rewards, which are the user's functions."""
 
+from collections.abc import Sequence
+
 from runner.config.conversion import to_entries
 from runner.config.override import is_local
 from runner.importers.dataset_entries import hold_out, read_entry, write_rows
-from runner.importers.draft import Draft, Part
+from runner.importers.draft import MAPPED, Draft, Part
 from runner.importers.reward_entries import read_rewards, type_rewards
 
 
@@ -14,6 +16,7 @@ def read_axolotl(draft: Draft) -> None:
         key = "pretraining_dataset"
     entries = draft.take(key, to_entries, [])
     nodes = []
+    _choose_style(draft, key, entries)
     for index, entry in enumerate(entries):
         if draft.trainer == "sft" and entry.get("type") is None:
             entry["type"] = "chat_template"
@@ -28,6 +31,31 @@ def read_axolotl(draft: Draft) -> None:
     write_rows(draft, nodes)
     rewards = read_rewards(draft, "trl.reward_funcs")
     type_rewards(draft, "trl.reward_funcs", rewards)
+
+
+def _choose_style(draft: Draft, key: str, entries: Sequence[Part]) -> None:
+    """Choose the prompt style of all datasets, where it is one that is here as well.
+
+    It is that of the rows, whatever template is kept with the tokenizer.
+    """
+    our_styles: dict[str, str] = draft.table.sections["styles"]
+    styles = set()
+    for entry in entries:
+        name = str(entry.get("type"))
+        styles.add(our_styles.get(name, name))
+    if draft.trainer != "sft" or len(styles) != 1 or not styles <= set(our_styles.values()):
+        return
+    style = styles.pop()
+    for other_key in ("chat_template", "chat_template_jinja"):
+        if draft.keys.get(other_key):
+            draft.notes = [note for note in draft.notes if note.key != other_key]
+            why = f"rows of the type {style} are written in that style, and theirs is only kept"
+            draft.no_equivalent(other_key, why)
+    draft.values["model"].get("tokenizer", {}).pop("chat_template", None)
+    draft.choices["template"] = style
+    draft.keys["style"] = style
+    draft.handled.add("style")
+    draft.note(MAPPED, key, f"template={style}", "the words around a row")
 
 
 def _read_tests(draft: Draft) -> list[Part]:

@@ -35,6 +35,7 @@ ORDER = (
     "form",
     "split",
     "columns",
+    "context_separator",
     "limit",
     "image_folder",
     "map",

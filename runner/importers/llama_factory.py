@@ -80,6 +80,8 @@ def _to_node(draft: Draft, name: str, folder: str, entries: Node) -> Part:
     if entry.get("formatting") in ("sharegpt", "openai") and isinstance(columns, dict):
         entry["columns"] = {"messages": "conversations", **columns}
     node = {"form": form, **read_entry(draft, "dataset", where, entry)}
+    if "messages" not in entry.get("columns", {}):
+        node["context_separator"] = "\n"
     if node["path"] == "???":
         why = f"{name} is neither a file nor of the hub"
         draft.no_equivalent("dataset", why, "dataset.path=<folder>")

@@ -6,7 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from runner.config.conversion import to_entries, to_mapping, to_number, to_words
+from runner.config.conversion import (
+    to_entries,
+    to_mapping,
+    to_number,
+    to_plain_text,
+    to_words,
+)
 from runner.config.dialect import is_wanted
 from runner.config.menu import read_options
 from runner.errors import ConfigError, Fault
@@ -54,10 +60,15 @@ def read_trl(draft: Draft) -> None:
 
 def _read_named(draft: Draft) -> list[Part]:
     """The nodes of the datasets that keys name; without a name, one that has to be said."""
+    section = draft.table.sections["datasets"]
     names: list[str] = []
-    for key in draft.table.sections["datasets"]["keys"]:
-        if key not in MIXTURES and draft.keys.get(key) is not None:
+    for key in section["keys"]:
+        if key in MIXTURES:
+            continue
+        if key in section.get("files", ()):
             names += draft.take(key, to_words, [])
+        elif draft.keys.get(key) is not None:
+            names.append(draft.take(key, to_plain_text, "???"))
     return [{**draft.values["dataset"], "path": name} for name in names or ["???"]]
 
 
