@@ -94,7 +94,7 @@ def to_chart_data(labels: Sequence[Label], charts: Mapping[str, Sequence[ChartCu
 def _index_in(steps: Steps, points: Curve) -> int:
     """The index of the steps of a curve, which are added to ``steps`` if they are new.
 
-    Most curves of a page have the same steps, which are half of its numbers.
+    Most curves of a page have the same steps, which would be half of its numbers.
     """
     rounded = tuple(round(step, 2) for step in points.steps)
     return steps.setdefault(rounded, len(steps))
