@@ -114,8 +114,8 @@ def _summarise_scores(
 ) -> dict[str, float]:
     """Print how many scores were written, and return their figures."""
     mean = sum(row["score"] for row in rows) / len(rows)
-    text = f"wrote     {len(rows)} scores{_describe_old(old)}, {number(mean)} on average"
-    print(f"{text}, in {number(seconds, 2)} s")
+    written = f"wrote     {len(rows)} scores{_describe_old(old)}"
+    print(f"{written}, {number(mean)} on average, in {number(seconds, 2)} s")
     return {"test_score": mean}
 
 

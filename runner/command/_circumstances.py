@@ -40,7 +40,9 @@ def _describe_versions(old_versions: Mapping[str, Any]) -> str:
         new = installed_version(name)
         if old == new:
             continue
-        described.append(f"{name} {old or 'none'} (here {new or 'none'})")
+        then = old or "none"
+        now = new or "none"
+        described.append(f"{name} {then} (here {now})")
         if old:
             release, _, _ = str(old).partition("+")
             pinned.append(f"{name}=={release}")
@@ -97,10 +99,12 @@ def compare_data(run: RunRecord, cfg: Config) -> None:
         name = key.removesuffix(".fingerprint")
         found = "no such rows"
         if new:
-            found = f"{new_data[f'{name}.rows']} rows, {new[:12]}"
+            count = new_data[f"{name}.rows"]
+            found = f"{count} rows, {new[:12]}"
         expected = "none, as in the run"
         if old:
-            expected = f"the {old_data.get(f'{name}.rows')} rows of the run, {old[:12]}"
+            old_count = old_data.get(f"{name}.rows")
+            expected = f"the {old_count} rows of the run, {old[:12]}"
         faults.append(
             Fault(
                 where=f"dataset, {name}",

@@ -79,7 +79,8 @@ def next_command(run: RunRecord) -> str:
     typed = {dotted_key(word): word for word in overrides}
     follower = _next_trainer(run)
     if not _can_train_on(run, follower, typed):
-        return shlex.join(["python", "-m", "runner", "predict", str(run), *_rows_words(run, typed)])
+        rows_words = _rows_words(run, typed)
+        return shlex.join(["python", "-m", "runner", "predict", str(run), *rows_words])
     left_out = MODEL_KEYS
     if follower == "ppo":
         # Its policy is the model that this run began with.
@@ -126,9 +127,14 @@ def _can_train_on(run: RunRecord, follower: str, typed: Mapping[str, str]) -> bo
 
 
 def _has_own_tuner(run: RunRecord) -> bool:
-    """True where a tuner of the user's has saved the model in a form of its own."""
+    """True where a tuner of the user's has saved the model in a form of its own.
+
+    Neither transformers nor peft could load it.
+    """
     model: Path = run.run.model
-    return not any((model / name).exists() for name in ("config.json", "adapter_config.json"))
+    is_model = (model / "config.json").exists()
+    is_adapter = (model / "adapter_config.json").exists()
+    return not is_model and not is_adapter
 
 
 def _rows_words(run: RunRecord, typed: Mapping[str, str]) -> list[str]:
@@ -145,8 +151,9 @@ def _rows_words(run: RunRecord, typed: Mapping[str, str]) -> list[str]:
 
 def _brings_rewards(dataset: str | None) -> bool:
     """True for an option of the dataset group that chooses rewards, or whose base does."""
-    entries = read_options("dataset").get(dataset or "", {}).get("defaults", [])
-    for entry in entries:
+    options = read_options("dataset")
+    option = options.get(dataset or "", {})
+    for entry in option.get("defaults", []):
         if isinstance(entry, dict):
             if "override /reward" in entry:
                 return True

@@ -48,7 +48,12 @@ def answer_shell(words: Sequence[str]) -> int:
 
 
 def complete(words: Sequence[str]) -> Candidates:
-    """The candidates for the last of some words, which may be empty."""
+    """The candidates for the last of some words, which may be empty.
+
+    The words before it decide which they are: the verb, the options that are chosen, and the
+    folders of the user's. A word behind the name of a stage, as in ``sft.seed=``, is completed as
+    if it were typed for that stage alone.
+    """
     *typed, current = words or [""]
     overrides = [word for word in typed if "=" in word]
     folders = [Path(word) for flag, word in pairwise(typed) if flag in FOLDER_FLAGS]
@@ -56,21 +61,24 @@ def complete(words: Sequence[str]) -> Candidates:
     stage, dot, rest = current.partition(".")
     candidates: Candidates = {}
     if dot and stage in configuration.stages:
-        inner = complete([*configuration.stages[stage], *typed, rest])
+        words_of_stage = configuration.stages[stage]
+        inner = complete([*words_of_stage, *typed, rest])
         for word, text in inner.items():
             if "=" in word or word.endswith("."):  # no verb, and no run
                 candidates[f"{stage}.{word}"] = text
         return candidates
 
     plain = [word for word in typed if "=" not in word and not word.startswith("-")]
-    verb = plain[0] if plain and plain[0] in VERBS else "train"
+    first_plain = plain[0] if plain else ""
+    verb = first_plain if first_plain in VERBS else "train"
     last = typed[-1] if typed else ""
     if last in FOLDER_FLAGS:
         candidates = list_paths(current)
     elif last in ("--cfg", "-c"):
         candidates = dict.fromkeys(CFG, "")
     elif current.startswith("-"):
-        candidates = dict.fromkeys((*FLAGS, *chain(*PRINTING)), "")
+        printing_flags = chain(*PRINTING)
+        candidates = dict.fromkeys((*FLAGS, *printing_flags), "")
     elif "=" in current:
         candidates = _values(verb, current, configuration)
     else:
@@ -110,8 +118,10 @@ def _values(verb: str, current: str, configuration: TypedWords) -> Candidates:
         values = {"true": "", "false": ""}
     else:
         values = dict.fromkeys(option.words, "")
+    # Of a list, what stands before its last value stays.
     end = max(text.rfind(mark) for mark in ",[") + 1
-    candidates = {f"{key}={text[:end]}{value}": note for value, note in values.items()}
+    beginning = f"{key}={text[:end]}"
+    candidates = {f"{beginning}{value}": note for value, note in values.items()}
     is_path = not values or key in HELD
     if is_path and not any(word.startswith(current) for word in candidates):
         candidates = {f"{key}={path}": "" for path in list_paths(text)}
@@ -119,11 +129,16 @@ def _values(verb: str, current: str, configuration: TypedWords) -> Candidates:
 
 
 def list_paths(beginning: str) -> Candidates:
-    """The files and folders that begin so; no folder of a run goes on."""
-    folder = beginning[: beginning.rfind("/") + 1]
+    """The files and folders that begin so; no folder of a run goes on.
+
+    A run is named by its folder, and nobody types the files in it.
+    """
+    end = beginning.rfind("/") + 1
+    folder = beginning[:end]
+    listed_folder = os.path.expanduser(folder) or "."
     names: list[str] = []
     with suppress(OSError):
-        names = os.listdir(os.path.expanduser(folder) or ".")
+        names = os.listdir(listed_folder)
     paths: Candidates = {}
     for name in sorted(names):
         path = f"{folder}{name}"

@@ -58,7 +58,8 @@ class Deletion:
         if self.place not in self.paths:
             names = ", ".join(path.name for path in self.paths)
         standing = f"{self.run.standing}; " if self.run else ""
-        return f"{display_path(self.place)}: {standing}{names}, {sized(self.bytes)}"
+        place = display_path(self.place)
+        return f"{place}: {standing}{names}, {sized(self.bytes)}"
 
 
 @dataclass

@@ -326,8 +326,11 @@ def _keys_schema(path: str) -> JsonSchema:
     target = f"{EXPERIMENT}.{class_name}"
     texts = read_descriptions(target)
     properties: JsonSchema = {"defaults": True}
-    for name, parameter in (PLAIN_GROUPS[path] if path else TOP).items():
-        schema = _key_schema(f"{path}.{name}".lstrip("."), parameter, Signature(target, target))
+    parameters = PLAIN_GROUPS[path] if path else TOP
+    signature = Signature(target, target)
+    for name, parameter in parameters.items():
+        key = f"{path}.{name}".lstrip(".")
+        schema = _key_schema(key, parameter, signature)
         properties[name] = _with_notes(schema, parameter, texts.get(name))
     return {
         "type": ["object", "null"],

@@ -80,6 +80,7 @@ def prepared_server(engine: str, request: Request, port: int) -> Iterator[Server
 
 
 def _vllm_server(model: ServedModel, request: Request, port: int) -> Server:
+    """The command of vLLM's server of a model; it listens to this machine alone."""
     words = [*_vllm_command(), model.path, "--served-model-name", model.name]
     words += ["--host", HOST, "--port", str(port), "--dtype", model.dtype]
     if request.options.max_length is not None:
@@ -92,6 +93,7 @@ def _vllm_server(model: ServedModel, request: Request, port: int) -> Server:
 
 
 def _transformers_server(model: ServedModel, port: int, folder: Path) -> Server:
+    """The command of transformers' server of a model; ``folder`` is for its cache."""
     variables = {"HF_HUB_DISABLE_UPDATE_CHECK": "1"}
     name = model.path
     if model.is_folder:

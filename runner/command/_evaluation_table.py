@@ -15,7 +15,11 @@ FEW_PROMPTS = 100
 
 
 def to_table(sides: Sequence[Side], comparison: Mapping[str, Any]) -> Iterator[str]:
-    """A table for each set, with what the comparison of both sides says of it, and the notes."""
+    """A table for each set, with what the comparison of both sides says of it, and the notes.
+
+    ``sides`` are the model that is evaluated and, where there is one, the model beside it;
+    ``comparison`` has the figures of ``metric.paired.compare`` by the names of the sets.
+    """
     first = sides[0]
     for name, figures in first.sets.items():
         keys = list(figures.scores)
@@ -44,7 +48,11 @@ def _to_cell(figures: "Figures", key: str) -> str:
 
 
 def _comparison_lines(comparison: Mapping[str, Any]) -> Iterator[str]:
-    """The win rate and the difference of the rewards with their intervals."""
+    """The win rate and the difference of the rewards with their intervals.
+
+    Both sides draw by the same random numbers, which the line says, because two evaluations apart
+    would differ more by chance.
+    """
     wins = comparison["wins"]
     ties = comparison["ties"]
     losses = comparison["losses"]
@@ -62,5 +70,6 @@ def _comparison_lines(comparison: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _to_interval(ends: Sequence[float]) -> str:
+    """The two ends of a 95 % interval, in brackets."""
     low, high = ends
     return f"[{number(low, 3)}, {number(high, 3)}]"

@@ -24,10 +24,12 @@ def help_text(verb: str, folders: Sequence[Path] = ()) -> str:
     text = "\n\n".join(map(_to_text, parts))
     if verb != "train":
         return text
-    verbs = [list_entry(name, summary) for name, summary in VERBS.items()]
+    entries = [list_entry(name, summary) for name, summary in VERBS.items()]
+    verbs = "\n".join(entries)
     menu = ", ".join(read_menu(folders))
-    groups = textwrap.indent(textwrap.fill(menu, 78), "  ")
-    return text.format(verbs="\n".join(verbs), groups=groups)
+    filled_menu = textwrap.fill(menu, 78)
+    groups = textwrap.indent(filled_menu, "  ")
+    return text.format(verbs=verbs, groups=groups)
 
 
 def list_entry(name: str, text: str) -> str:
@@ -36,10 +38,12 @@ def list_entry(name: str, text: str) -> str:
     filled = textwrap.fill(text or "-", 80, initial_indent=indent, subsequent_indent=indent)
     if len(name) > 13:
         return f"  {name}\n{filled}"
-    return f"  {name}".ljust(16) + filled.lstrip()
+    beginning = f"  {name}".ljust(16)
+    return beginning + filled.lstrip()
 
 
 def _to_text(part: str | Mapping[str, str]) -> str:
+    """A part of a help as it is printed."""
     if isinstance(part, Mapping):
         return "\n".join(_word_lines(part))
     if "\n" in part:

@@ -56,7 +56,8 @@ def import_folder(folder: Path, options: Options) -> None:
         try:
             imported.append(_import_one(file, name, options))
         except ConfigError as error:
-            left_out[file] = f"{error.faults[0].found}; {error.faults[0].expected} expected"
+            first = error.faults[0]
+            left_out[file] = f"{first.found}; {first.expected} expected"
     if not imported:
         raise ConfigError(_find_nothing_fault(folder, left_out))
     print_visible("\n".join(_describe(folder, imported, left_out)))
@@ -189,6 +190,8 @@ def _describe(
         yield from textwrap.wrap(line, WIDTH, subsequent_indent=" " * 6)
     ready = [file for file in imported if file.to_do == READY]
     yield ""
-    yield f"written   {len(imported)} of {len(imported) + len(left_out)} files to {HERE}/"
-    name = (ready or imported)[0].draft.name
+    count = len(imported) + len(left_out)
+    yield f"written   {len(imported)} of {count} files to {HERE}/"
+    candidates = ready or imported
+    name = candidates[0].draft.name
     yield f"next      python -m runner experiment={name} --dry-run"

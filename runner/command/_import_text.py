@@ -23,17 +23,25 @@ KEY_WIDTH = 40  # of the list of keys
 # --- The file -------------------------------------------------------------------------------------
 def to_file(draft: Draft) -> str:
     """The experiment with its header, ready for the menu."""
-    # A value of theirs may break a line, or hide one.
-    header = [to_visible(re.sub(r"\s", " ", line)) for line in _header_lines(draft)]
+    header = []
+    for line in _header_lines(draft):
+        # A value of theirs may break a line, or hide one.
+        single_line = re.sub(r"\s", " ", line)
+        header.append(to_visible(single_line))
     text = _to_yaml(draft)
     text = re.sub(r"\n(?=name:)", "\n\n", text, count=1)
     return "\n".join(["# @package _global_", *header, text])
 
 
 def _header_lines(draft: Draft) -> Iterator[str]:
+    """The comments at the top of the file: where it is from, how to run it, and what is open.
+
+    ``run``, ``cost`` and ``result`` stand in each file of the menu.
+    """
     title = draft.table.sections["title"]
+    words = " ".join(quoted_words(draft))
     yield f"# {title}'s {draft.reading.path.name}, imported."
-    yield f"# run: python -m runner {' '.join(quoted_words(draft))}"
+    yield f"# run: python -m runner {words}"
     yield f"# cost: not yet timed; {_describe_batch(draft)}"
     yield "# result: not yet seen"
     if draft.spread:
@@ -46,7 +54,10 @@ def _header_lines(draft: Draft) -> Iterator[str]:
 
 
 def _to_yaml(draft: Draft) -> str:
-    """The content of the experiment, with visible characters only."""
+    """The content of the experiment, with visible characters only.
+
+    YAML escapes what is beyond ASCII only where the text has characters that nobody would see.
+    """
     content = content_of(draft)
     text = _dump(content, allow_unicode=True)
     if visible_lines(text) != text:
@@ -79,27 +90,31 @@ def _describe_batch(draft: Draft) -> str:
     text = f"{counts[0]} x {counts[1]} = {rows} rows a step on one device"
     devices = draft.reading.devices
     if devices > 1:
+        rows_of_all = rows * devices
         word = f"launcher.num_processes={devices}"
-        text += f"; theirs ran on {devices}, so {rows * devices}: {word}"
+        text += f"; theirs ran on {devices}, so {rows_of_all}: {word}"
     return text
 
 
 def quoted_words(draft: Draft) -> list[str]:
     """The words that choose the experiment and give it what has to be typed, for a shell."""
-    return [shlex.quote(word) for word in [f"experiment={draft.name}", *draft.overrides]]
+    words = [f"experiment={draft.name}", *draft.overrides]
+    return [shlex.quote(word) for word in words]
 
 
 # --- The list of keys -----------------------------------------------------------------------------
 def describe(draft: Draft) -> list[str]:
     """The list of keys by what became of them, with where each went and why."""
     title = draft.table.sections["title"]
-    lines = textwrap.wrap(f"{draft.reading.path} is of {title}: {draft.reading.why}", WIDTH)
+    reading = draft.reading
+    heading = f"{reading.path} is of {title}: {reading.why}"
+    lines = textwrap.wrap(heading, WIDTH)
     for kind in KINDS:
         notes = [note for note in draft.notes if note.kind == kind]
         if notes:
             lines += ["", f"{kind} ({len(notes)})"]
         for note in notes:
-            name = draft.reading.written_names.get(note.key, note.key)
+            name = reading.written_names.get(note.key, note.key)
             lines += _describe_note(replace(note, key=name))
     return lines
 
@@ -112,12 +127,15 @@ def _describe_note(note: Note) -> list[str]:
     parts = []
     if note.implied:
         parts.append("(their default)")
-    if note.target:
-        parts.append(f"nearest: {note.target}" if note.kind == NO_EQUIVALENT else note.target)
+    if note.target and note.kind == NO_EQUIVALENT:
+        parts.append(f"nearest: {note.target}")
+    elif note.target:
+        parts.append(note.target)
     if note.why:
         parts.append(f"({note.why})" if note.target else note.why)
     text = " ".join(parts)
-    if text and len(key) <= KEY_WIDTH - 2 and len(text) <= WIDTH - KEY_WIDTH:
+    fits_beside = len(key) <= KEY_WIDTH - 2 and len(text) <= WIDTH - KEY_WIDTH
+    if text and fits_beside:
         return [f"{key:<{KEY_WIDTH}}{text}"]
     if len(key) > WIDTH:
         key = f"{key[: WIDTH - 3]}..."

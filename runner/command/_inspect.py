@@ -42,6 +42,11 @@ def inspect(line: CommandLine) -> int:
 
 
 def _print_config(composed: Composed, line: CommandLine) -> None:
+    """Print a configuration, or what Hydra's flags ask about it.
+
+    Hydra composes it from words again. What the runner has settled since, and Hydra cannot know
+    of, is added to these.
+    """
     if composed.stage:
         folder = folder_of(composed.cfg, composed.overrides)
         print(f"# stage {composed.stage}: {folder}", flush=True)
@@ -53,7 +58,9 @@ def _print_config(composed: Composed, line: CommandLine) -> None:
     if select(composed.cfg, "model.merge"):
         words.append("model.merge=true")
     if composed.cfg.get("batch"):
-        words.extend(f"{key}={select(composed.cfg, key)}" for key in MADE)
+        for key in MADE:
+            value = select(composed.cfg, key)
+            words.append(f"{key}={value}")
     if line.inspect == ["--cfg=job"]:  # without composing it once more
         print(as_yaml(latest(words), line.folders), end="")
     else:
@@ -63,5 +70,9 @@ def _print_config(composed: Composed, line: CommandLine) -> None:
 def version_text() -> str:
     """The version of the runner and of the libraries, none of which is imported."""
     version = read_project().get("version") or installed_version(NAME)
-    libraries = [f"{name} {installed_version(name) or 'missing'}" for name in LIBRARIES]
-    return f"{NAME} {version} ({', '.join(libraries)}, Python {platform.python_version()})"
+    parts = []
+    for library in LIBRARIES:
+        library_version = installed_version(library) or "missing"
+        parts.append(f"{library} {library_version}")
+    parts.append(f"Python {platform.python_version()}")
+    return f"{NAME} {version} ({', '.join(parts)})"

@@ -38,7 +38,8 @@ def measure_answers(
             check_texts(request.experiment, tokenizer, [rows], "answer")
         set_metrics = metrics_of_set(metrics, name)
         reads_all = is_scorer or any(metric.answers == "all" for metric in set_metrics)
-        count = len(rows) if reads_all else sum(bool(row["label"]) for row in rows)
+        good_rows = [row for row in rows if row["label"]]
+        count = len(rows if reads_all else good_rows)
         with progress_bar(f"{name}: known answers", count, "answer") as bar:
             reader = AnswerReader(
                 model,

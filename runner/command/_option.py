@@ -57,6 +57,7 @@ class Option:
         return value
 
     def _value_of(self, key: str, text: str) -> Any:
+        """The value that was typed: of a number without its unit, of a word in our own terms."""
         if self.kind != "str":
             return plain(re.sub(f"(?i) *({self.unit})$", "", text))
         # The text may be the word of another tool for one of ours.
@@ -74,7 +75,8 @@ class Option:
         accepted = Type(self.kind)
         if not accepted.accepts(value):
             return misfit_type(key, value, accepted)
-        if self.parts and not re.fullmatch(re.sub(r"\w+", "[^/]+", self.parts), value):
+        pattern = re.sub(r"\w+", "[^/]+", self.parts)  # of "org/name" any two parts
+        if self.parts and not re.fullmatch(pattern, value):
             return Fault(
                 where=key,
                 found=value,

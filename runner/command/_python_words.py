@@ -60,6 +60,10 @@ def to_overrides(
 
 
 def _find_word_faults(words: Sequence[str], call: str) -> Iterator[Fault]:
+    """The faults of words that no shell has split: verbs and runs, and several words in one text.
+
+    A quoted value may hold what looks like another word.
+    """
     for word in words:
         if "=" not in word and not word.startswith("~"):
             fix = f"python -m runner {' '.join(words)}"

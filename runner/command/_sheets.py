@@ -104,7 +104,10 @@ def title_of(runs: Sequence[Composed]) -> str:
         name = str(first.experiment.name).removesuffix(f"-{first.stage}")
         stage_names = ", ".join(composed.stage for composed in runs)
         return f"What {name} trains on: {stage_names}"
-    names = [f"{composed.experiment.name} ({key_of(composed.cfg)})" for composed in runs]
+    names = []
+    for composed in runs:
+        key = key_of(composed.cfg)
+        names.append(f"{composed.experiment.name} ({key})")
     return f"What {', '.join(names)} trains on"
 
 

@@ -44,7 +44,8 @@ def _sort_by_size(root: Path) -> dict[Path, dict[str, int]]:
     for group in root.glob("[!.]*"):
         if group.is_dir() and not group.is_symlink() and find_folders(group):
             sizes[group] = _measure(group)
-    largest_first = sorted(sizes, key=lambda group: sum(sizes[group].values()), reverse=True)
+    totals = {group: sum(parts.values()) for group, parts in sizes.items()}
+    largest_first = sorted(sizes, key=totals.__getitem__, reverse=True)
     return {group: sizes[group] for group in largest_first}
 
 
@@ -74,10 +75,12 @@ def _size_table(sizes: dict[Path, dict[str, int]]) -> list[str]:
         _column("size", [sized(sum(sizes[group].values())) for group in shown]),
     ]
     for part in PARTS:
-        columns.append(_column(part, [sized(sizes[group][part]) for group in shown]))
+        cells = [sized(sizes[group][part]) for group in shown]
+        columns.append(_column(part, cells))
     lines = format_table(columns, 80)
-    if len(sizes) > len(shown):
-        lines.append(f"  and {len(sizes) - len(shown)} smaller ones")
+    more = len(sizes) - len(shown)
+    if more:
+        lines.append(f"  and {more} smaller ones")
     return lines
 
 

@@ -123,6 +123,7 @@ class TypedWords:
         return dict.fromkeys(self._texts_at(key), "")
 
     def _texts_at(self, key: str) -> Iterator[str]:
+        """The values that the type of a key lists, and those that its trainer knows besides."""
         owner, _, name = key.rpartition(".")
         context = self.context(owner.partition(".")[0])
         signature = context.signature(context.mapping(owner))

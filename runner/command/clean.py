@@ -44,7 +44,11 @@ def main(line: CommandLine) -> int:
     deletions = listing.deletions
     # A run that is deleted whole may be the base of one elsewhere.
     users = {} if options.keep else find_users(root, deletions)
-    _print_list("delete", [f"{deletions[path]}{users.get(path, '')}" for path in deletions])
+    described = []
+    for path, deletion in deletions.items():
+        user = users.get(path, "")
+        described.append(f"{deletion}{user}")
+    _print_list("delete", described)
     _print_list("leave", listing.left)
     total = sized(sum(deletion.bytes for deletion in deletions.values()))
     question = f"{total} in {plural(len(deletions), 'folder')}"
@@ -80,9 +84,12 @@ def _check_place(place: Path, root: Path, options: Options) -> None:
 
 
 def _print_list(word: str, texts: Sequence[str]) -> None:
-    lines = [f"{word:<9} {text}" for text in texts[:MAX_LINES] or ["nothing"]]
-    if len(texts) > MAX_LINES:
-        lines.append(f"          and {len(texts) - MAX_LINES} more")
+    """Print the first of some texts behind a word, and how many more there are."""
+    shown = texts[:MAX_LINES] or ["nothing"]
+    lines = [f"{word:<9} {text}" for text in shown]
+    more = len(texts) - MAX_LINES
+    if more > 0:
+        lines.append(f"          and {more} more")
     print_visible("\n".join(lines))
 
 

@@ -29,11 +29,11 @@ def main(line: CommandLine) -> int:
     choices = _choices_of(options)
     folders = [resolve_word(word, "report", root) for word in words_below(root, line.runs)]
     if not folders and choices:
-        words = " ".join(f"{key}={value}" for key, value in choices.items())
+        words = [f"{key}={value}" for key, value in choices.items()]
         raise ConfigError(
             Fault(
                 where="command line",
-                found=f"{words} without runs",
+                found=f"{' '.join(words)} without runs",
                 expected="the folder of some",
                 fix="python -m runner report  (lists them)",
             )
@@ -83,6 +83,7 @@ def report(folder: Path, **choices: Any) -> str:
 
 
 def _report_group(folder: Path, choices: dict[str, Any], width: int) -> str:
+    """The table of the runs of a name, whose page and rows are written beside them."""
     refuse_foreign_files(folder)
     summary = summarise(folder, **choices)
     if summary.condition and not summary.runs:

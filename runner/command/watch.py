@@ -134,6 +134,11 @@ class Server(ThreadingMixIn, WSGIServer):
         return [] if request["REQUEST_METHOD"] == "HEAD" else [content]
 
     def _answer_to(self, request: dict[str, Any]) -> Answer:
+        """The answer to a request: a page, if its address has the token, and its host is ours.
+
+        A page that another site opens in the same browser could ask this server, too. It does not
+        know the token; and a name of its own that it lets point here is refused by the host.
+        """
         path = request["PATH_INFO"].encode("latin-1").decode(errors="surrogateescape")
         token, slash, address = path.removeprefix("/").partition("/")
         if request.get("HTTP_HOST") not in self.hosts:

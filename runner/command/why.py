@@ -97,7 +97,9 @@ def explain(key: str, provenance: Provenance, words: Sequence[str] = ()) -> Iter
             text = setting.text
             if not path.endswith(setting.key):  # it sets a key above this one
                 text = f"{setting.key}: {text}"
-            place = f"{setting.place}  ({setting.note})" if setting.note else setting.place
+            place = setting.place
+            if setting.note:
+                place += f"  ({setting.note})"
             word = "over" if lines else "is"
             lines.append(SettingLine(word, short(text, MAX_VALUE_WIDTH), place))
         if lines:
@@ -114,7 +116,8 @@ def _explain_node(key: str, node: Config, provenance: Provenance) -> list[str]:
         path = f"{key}.{name}"
         settings = provenance.of(path)
         place = settings[0].place if settings else ""
-        lines.append(SettingLine(path, short(to_text(value), MAX_VALUE_WIDTH), place))
+        value_text = short(to_text(value), MAX_VALUE_WIDTH)
+        lines.append(SettingLine(path, value_text, place))
     return _align(lines)
 
 
@@ -129,12 +132,15 @@ def _value_of(path: str, cfg: Config, settings: Sequence[Setting]) -> str:
         return to_text(holder[name])
     if not settings:
         return ""
-    if settings[0].follows:
-        return to_text(select(cfg, settings[0].follows[0]))
-    return settings[0].text
+    first = settings[0]
+    if first.follows:
+        value = select(cfg, first.follows[0])
+        return to_text(value)
+    return first.text
 
 
 def _align(lines: Sequence[SettingLine]) -> list[str]:
+    """The lines as a table without its titles."""
     columns = [
         Column("", [line.word for line in lines], needed=True, left=True),
         Column("", [line.value for line in lines], needed=True, left=True),
@@ -153,7 +159,8 @@ def find_key(key: str, cfg: Config, words: Sequence[str] = ()) -> str:
     paths = dict.fromkeys(path for path, _ in walk(cfg))
     if key in paths:
         return key
-    paths |= dict.fromkeys(chain(*ValidationContext(cfg).places.values()))
+    context = ValidationContext(cfg)
+    paths |= dict.fromkeys(chain(*context.places.values()))
     if key in paths:
         return key
     ends = [path for path in paths if path.endswith(f".{key}")]
@@ -166,7 +173,11 @@ def _no_such_key(
     key: str, ends: Sequence[str], paths: Sequence[str], cfg: Config, words: Sequence[str]
 ) -> Fault:
     """The fault of a key that is none; ``ends`` are the ``paths`` that end with it."""
-    near = [path for path in ends if isinstance(select(cfg, path.rpartition(".")[0]), Mapping)]
+    near = []
+    for path in ends:
+        parent, _, _ = path.rpartition(".")
+        if isinstance(select(cfg, parent), Mapping):
+            near.append(path)
     if not near:
         for meaning in find_meanings(key, 1):
             near += [path for path in meaning.words if path in paths]
@@ -175,8 +186,10 @@ def _no_such_key(
         last_names: dict[str, str] = {}
         # The first of several keys with one name counts.
         for path in reversed(paths):
-            last_names[path.rpartition(".")[2]] = path
-        near = [last_names[name] for name in nearest(key.rpartition(".")[2], last_names)]
+            _, _, name = path.rpartition(".")
+            last_names[name] = path
+        _, _, typed_name = key.rpartition(".")
+        near = [last_names[name] for name in nearest(typed_name, last_names)]
     likeliest = near[0] if near else "trainer"
     return Fault(
         where=key,

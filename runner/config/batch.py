@@ -34,7 +34,9 @@ def spread_batch(cfg: dict[str, Any], typed: Collection[str]) -> None:
     batch = cfg.get("batch")
     max_rows = setting(args, "per_device_train_batch_size", DEFAULT_BATCH_SIZE)
     # The check of the values refuses anything else.
-    if not isinstance(max_rows, int) or max_rows < 1 or not isinstance(batch, int) or batch < 0:
+    if not isinstance(max_rows, int) or max_rows < 1:
+        return
+    if not isinstance(batch, int) or batch < 0:
         return
     if ACCUMULATION in typed:
         raise ConfigError(

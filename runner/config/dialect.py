@@ -71,8 +71,12 @@ class Table:
 
 @functools.cache
 def _read_texts() -> dict[str, str]:
-    files = sorted(Path(__file__).with_name("dialects").glob("*.yaml"))
-    return {path.stem: path.read_text(encoding="utf-8") for path in files}
+    """The text of each table, by its dialect."""
+    folder = Path(__file__).with_name("dialects")
+    texts = {}
+    for path in sorted(folder.glob("*.yaml")):
+        texts[path.stem] = path.read_text(encoding="utf-8")
+    return texts
 
 
 @functools.cache
@@ -152,7 +156,10 @@ def _to_rules(row: str | Node | list[Any]) -> list[Rule]:
 
 
 def is_wanted(value: object, wanted: object) -> bool:
-    """True for a value that is one of those that a rule lists, compared as texts."""
+    """True for a value that is one of those that a rule lists, compared as texts.
+
+    ``enabled`` and ``disabled`` stand for all values that mean so, such as ``none`` or ``[]``.
+    """
     texts = {str(option).lower() for option in to_list(wanted)}
     state = "disabled" if value is None or value in OFF else "enabled"
     return str(value).lower() in texts or state in texts
@@ -166,14 +173,21 @@ def to_single_line(value: object) -> str:
     if isinstance(value, str):
         return value
     text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
-    return text.strip().removesuffix("\n...").strip()
+    # PyYAML ends a document that is a single scalar with three dots.
+    document = text.strip().removesuffix("\n...")
+    return document.strip()
 
 
 def filled(text: object, names: Mapping[str, object]) -> Any:
     """A text of a table, its names in braces replaced by values; anything else as it is."""
     if not isinstance(text, str):
         return text
-    return re.sub(r"\{(\w+)\}", lambda name: to_single_line(names.get(name[1])), text)
+
+    def fill(name: re.Match[str]) -> str:
+        value = names.get(name[1])
+        return to_single_line(value)
+
+    return re.sub(r"\{(\w+)\}", fill, text)
 
 
 def holds(rule: Rule, facts: Mapping[str, Sequence[object]], keys: Node) -> bool:

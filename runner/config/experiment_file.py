@@ -241,6 +241,7 @@ def _put(node: Content, names: Sequence[Any], value: object) -> None:
 
 
 def _key_fault(name: str, found: str) -> Fault:
+    """The fault of an experiment's file that has no keys, or keys that are no texts."""
     return Fault(
         where=name,
         found=found,

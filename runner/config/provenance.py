@@ -52,13 +52,18 @@ class Provenance:
     settings: Sequence[Setting]
 
     def of(self, key: str) -> list[Setting]:
-        """Every setting of a key, the one that counts first."""
+        """Every setting of a key, the one that counts first.
+
+        What the runner always sets wins over the user's files and words. These win over what it
+        sets by default, which wins over the default of the target's argument.
+        """
         settings = [*_runner_settings(key, "ALWAYS", "the runner, always")]
         settings.extend(reversed(self._user_settings(key)))
         settings.extend(_runner_settings(key, "ON_CPU", "the runner, on a machine without a GPU"))
         settings.extend(_runner_settings(key, "BY_DEFAULT", "the runner, unless it is set"))
         node, _, name = key.rpartition(".")
-        target = select(self.cfg, f"{node}._target_".lstrip("."))
+        target_key = f"{node}._target_".lstrip(".")
+        target = select(self.cfg, target_key)
         if isinstance(target, str):
             settings.extend(_default_settings(target, name))
         return settings
@@ -71,7 +76,8 @@ class Provenance:
                 settings.append(setting)
         # A field that speed= has set is set nowhere else.
         if not settings and select(self.cfg, key) is not None:
-            speed_key = f"speed.{key.rpartition('.')[2]}.value"
+            _, _, name = key.rpartition(".")
+            speed_key = f"speed.{name}.value"
             for setting in self.settings:
                 if setting.key == speed_key:
                     settings.append(replace(setting, key=key, note="speed="))
@@ -106,10 +112,11 @@ def _read_runner_table(table: str) -> list[Setting]:
             continue
         for name, value in zip(statement.value.keys, statement.value.values, strict=True):
             if isinstance(name, ast.Constant):
-                given = ast.literal_eval(value)
-                text = given if isinstance(given, str) else to_text(given)
+                key = f"trainer.args.{name.value!s}"
+                constant = ast.literal_eval(value)
+                text = constant if isinstance(constant, str) else to_text(constant)
                 place = f"{_to_shown(file)}:{name.lineno}"
-                settings.append(Setting(f"trainer.args.{name.value!s}", text, place))
+                settings.append(Setting(key, text, place))
     return settings
 
 
@@ -163,7 +170,8 @@ def read_provenance(
     # What ``force`` puts before the words only makes way for them.
     overrides = []
     if words:
-        overrides = parse(force(words, menu))[-len(words) :]
+        forced = parse(force(words, menu))
+        overrides = forced[-len(words) :]
     for word, override in zip(words, overrides, strict=True):
         key = override.key_or_group
         if key in menu or override.is_hydra_override():
@@ -180,7 +188,7 @@ def read_provenance(
                 text = to_text(inner_value)
                 settings.append(Setting(f"{key}.{inner_key}", text, place))
         else:
-            text = override.input_line.partition("=")[2]
+            _, _, text = override.input_line.partition("=")
             settings.append(Setting(key, text, place))
     return Provenance(cfg, settings)
 
@@ -201,10 +209,16 @@ class TrustedKeys:
 
     @cached_property
     def _typed(self) -> set[str]:
+        """The keys of the command line, without those that only the file of a sweep sets."""
         return self.composed.typed - self.composed.untyped
 
     @cached_property
     def _of_options(self) -> set[str]:
+        """The keys whose last word has an option that the user has chosen by name.
+
+        It is the last file that counts: a file that nobody chose may set the key after it, and
+        then the value is not one that the user has asked for.
+        """
         chosen = set(self._chosen_files())
         if not chosen:
             return set()
@@ -269,7 +283,11 @@ def read_stage(file: Path, stage: str) -> Iterator[tuple[str, str]]:
 
 
 def list_settings(layer: Layer) -> list[Setting]:
-    """Every value that a layer sets, with its line."""
+    """Every value that a layer sets, with its line.
+
+    Of an experiment that another tool's file is translated into, the place is the file, and the
+    note names the key there.
+    """
     if layer.experiment is None:
         return read_settings(layer.file, layer.package)
     translation = translation_of(layer.file)
@@ -282,8 +300,9 @@ def list_settings(layer: Layer) -> list[Setting]:
         if key == "defaults":
             continue
         text = value if isinstance(value, str) else to_text(value)
+        place = places.get(key, _to_shown(layer.file))
         note = f"its {sources[key]}" if key in sources else ""
-        settings.append(Setting(key, text, places.get(key, _to_shown(layer.file)), note))
+        settings.append(Setting(key, text, place, note))
     return settings
 
 
@@ -308,7 +327,9 @@ def _find_settings(tree: yaml.MappingNode, path: str, text: str, file: str) -> I
         if isinstance(node, yaml.MappingNode) and node.value:
             yield from _find_settings(node, key, text, file)
             continue
-        value = text[node.start_mark.index : node.end_mark.index].strip()
+        start = node.start_mark.index
+        end = node.end_mark.index
+        value = text[start:end].strip()  # as it is written, also where YAML reads it as a number
         if isinstance(node, yaml.SequenceNode):
             value = to_text(yaml.safe_load(value))
         line = name.start_mark.line + 1
@@ -319,5 +340,6 @@ def _to_shown(file: Path) -> str:
     """A file as people know it: from ``conf`` or ``runner`` down, or as they would type it."""
     for root in (MENU, PACKAGE):
         if file.is_relative_to(root):
-            return f"{root.name}/{file.relative_to(root).as_posix()}"
+            inner_path = file.relative_to(root).as_posix()
+            return f"{root.name}/{inner_path}"
     return display_path(file)

@@ -58,9 +58,11 @@ def spelt(text: str) -> str:
     signs = []
     for sign in unicodedata.normalize("NFC", text):
         # Letters, the marks that belong to them, and numbers.
-        is_kept = sign in "._-" or unicodedata.category(sign)[0] in "LMN"
+        category = unicodedata.category(sign)
+        is_kept = sign in "._-" or category[0] in "LMN"
         signs.append(sign if is_kept else " ")
-    return re.sub(" +", "-", "".join(signs))
+    spaced = "".join(signs)
+    return re.sub(" +", "-", spaced)
 
 
 def ascii_spelt(text: str) -> str:
@@ -115,10 +117,11 @@ def former_names(cfg: Config) -> list[str]:
         if ascii_part not in ("", part):
             words.append(ascii_part)
         for name in list(names):
-            # The dataset comes last.
             sign = f"-{part}"
-            pieces = name.rpartition(sign) if group == "dataset" else name.partition(sign)
-            head, found, tail = pieces
+            if group == "dataset":  # which comes last
+                head, found, tail = name.rpartition(sign)
+            else:
+                head, found, tail = name.partition(sign)
             if part and found and tail[:1] in ("", "-"):
                 names += [f"{head}-{word}{tail}" for word in words]
     return names[1:]

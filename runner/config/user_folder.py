@@ -189,7 +189,8 @@ def _find_defaults(name: str, file: Path, content: Node) -> Iterator[str]:
         if group and not options and not isinstance(options, list):
             options = ""
         words = to_list(options)
-        if len(pairs) > 1 or not all(isinstance(word, str) for word in (group, *words)):
+        are_words = all(isinstance(word, str) for word in (group, *words))
+        if len(pairs) > 1 or not are_words:
             raise ConfigError(
                 Fault(
                     where=str(file),
@@ -251,6 +252,7 @@ def _experiment_source() -> Any:
             return path != config_path and is_experiment_file(path)
 
         def load_config(self, config_path: str) -> "ConfigResult":
+            """The experiment that a file of the user's holds, as one of the menu."""
             _count_values(config_path, (), _plugin().counts)
             file, content = _find_content(config_path)
             loaded = ConfigResult(
@@ -282,6 +284,7 @@ def _plugin() -> Any:
             return "/" in config_path and bool(super().is_config(config_path))
 
         def load_config(self, config_path: str) -> "ConfigResult":
+            """An option of the user's, with faults where Hydra would raise errors of its own."""
             name = config_path.removesuffix(".yaml")
             file = Path(self.path, f"{name}.yaml")
             _count_values(name, (), _plugin().counts)

@@ -96,7 +96,11 @@ def to_turns(value: object, where: str) -> Turns:
             value = json.loads(value)
     if not is_conversation(value):
         raise bad_cell(where, describe_cell(value), "a list of turns")
-    return [_to_turn(turn, f"{where}[{index}]") for index, turn in enumerate(value)]
+    turns = []
+    for index, turn in enumerate(value):
+        place = f"{where}[{index}]"
+        turns.append(_to_turn(turn, place))
+    return turns
 
 
 def _to_turn(turn: object, where: str) -> Row:
@@ -178,7 +182,11 @@ def _read_calls(value: object, where: str) -> list[Row]:
     if not isinstance(calls, list):
         expected = "JSON of a call with name and arguments, or of several"
         raise bad_cell(where, describe_cell(value), expected)
-    return [_read_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
+    read_calls = []
+    for index, call in enumerate(calls):
+        place = f"{where}[{index}]"
+        read_calls.append(_read_call(call, place))
+    return read_calls
 
 
 def _read_call(call: object, where: str) -> Row:

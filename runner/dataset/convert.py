@@ -172,10 +172,12 @@ class Conversion:
 
     def nothing_left(self, count: int) -> Fault:
         """The fault of rows of which none comes out, with the reasons."""
-        reasons = [f", {number} because {reason}" for reason, number in self.reasons.items()]
+        reasons = ""
+        for reason, number in self.reasons.items():
+            reasons += f", {number} because {reason}"
         return Fault(
             where=self.label,
-            found=f"none of {count} rows is left{''.join(reasons)}",
+            found=f"none of {count} rows is left{reasons}",
             expected="at least one",
             fix="another dataset, or other rows: dataset.path=<file, or org/name>",
         )

@@ -43,7 +43,9 @@ class Curriculum:
         weights = {}
         for key, deviation in deviations.items():
             count = len(self.rewards[key])
-            weight = (PRIOR + count * deviation / highest) / (PRIOR + count)
+            # The mean of what its completions say, from 0 to 1, and of 1 for those of PRIOR.
+            seen = count * deviation / highest
+            weight = (PRIOR + seen) / (PRIOR + count)
             weights[key] = max(MIN_WEIGHT, weight)
         return [weights.get(key, 1.0) for key in self.keys]
 
@@ -51,9 +53,8 @@ class Curriculum:
         """The numbers of so many rows, all different where there are enough."""
         weights = torch.tensor(self.weights(), dtype=torch.float64)
         replacement = count > len(weights)
-        numbers: list[int] = torch.multinomial(
-            weights, count, replacement, generator=generator
-        ).tolist()
+        drawn = torch.multinomial(weights, count, replacement, generator=generator)
+        numbers: list[int] = drawn.tolist()
         return numbers
 
 

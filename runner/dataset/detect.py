@@ -201,7 +201,8 @@ def _find_unplayable(columns: Mapping[str, str], row: Cells) -> dict[str, str]:
     reasons = {}
     if not isinstance(cells.get("history"), list | None):
         reasons["history"] = "it holds no list of questions and answers"
-    is_chat = "input" in columns or any(isinstance(cell, list) for cell in cells.values())
+    has_turns = any(isinstance(cell, list) for cell in cells.values())
+    is_chat = "input" in columns or has_turns
     has_history = "history" in columns and "history" not in reasons
     if not is_chat and not has_history:
         reasons["system"] = "plain text has no place for it"

@@ -67,7 +67,8 @@ def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: in
         train_limit = limits["train"]
         total = sum(map(len, _slices(source, cut)))
         head.rows = min(total, train_limit or total) or train_limit
-        rows = _read(source, "train", cut, min(count, train_limit or count))
+        train_count = min(count, train_limit or count)
+        rows = _read(source, "train", cut, train_count)
         head.split["train"] = _write(rows, source, head, "train", train)
     eval_count = min(count, limits["eval"] or count)
     held_out_sets = dict(evals)
@@ -101,11 +102,10 @@ def _read(source: RowSource, use: Use, cut: str, count: int) -> list[Row]:
             rows = rows.skip(min(start, MAX_ROWS_SKIPPED))
     first = list(itertools.islice(rows, count))
     if not first:
-        found = f"{source.path} {cut}: no rows"
         raise DataError(
             Fault(
                 where=where,
-                found=found,
+                found=f"{source.path} {cut}: no rows",
                 expected="at least one",
             )
         )

@@ -108,5 +108,6 @@ def then_named(fix: str) -> str:
 
 def renamed(path: Path, suffix: str) -> str:
     """The words to type that give a file another suffix and name it as the path."""
-    new_path = path.with_suffix(suffix)
-    return then_named(f"mv {quote(str(path))} {quote(str(new_path))}")
+    old_word = quote(str(path))
+    new_word = quote(str(path.with_suffix(suffix)))
+    return then_named(f"mv {old_word} {new_word}")

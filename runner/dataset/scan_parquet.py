@@ -72,7 +72,11 @@ def check_parquet(file: io.BufferedReader, path: Path, max_bytes: int | None) ->
 def _has_long_row(batch: RowBatch) -> bool:
     """True where one row alone is too large; a batch may be large by many small ones."""
     rows = batch.rows
-    return any(rows.slice(index, 1).nbytes > MAX_BYTES_ROW for index in range(len(rows)))
+    for index in range(len(rows)):
+        row = rows.slice(index, 1)
+        if row.nbytes > MAX_BYTES_ROW:
+            return True
+    return False
 
 
 def parquet_batches(path: Path) -> Iterator[RowBatch]:

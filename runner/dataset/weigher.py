@@ -258,9 +258,10 @@ def _changed(text: str, other: str, begin: int) -> tuple[int, int]:
         return begin, begin
     if STAND_IN not in other:
         raise ValueError("the template leaves this message out")
-    tail = other.rpartition(STAND_IN)[2]
+    _, _, tail = other.rpartition(STAND_IN)
     end = len(text) - len(tail)
-    if end < begin or not text.endswith(tail) or not other.startswith(text[:begin]):
+    is_same_around = text.endswith(tail) and other.startswith(text[:begin])
+    if end < begin or not is_same_around:
         raise ValueError(
             "the template writes the surrounding text differently, depending on this message"
         )

@@ -248,17 +248,21 @@ def _memory_table(forecasts: Sequence[Forecast]) -> list[str]:
         device = forecast.device
         totals = {"peak": forecast.training.peak, "there": device.memory}
         columns.append(forecast.shares() | totals)
+    last_names = ("peak", "there")
     names: list[str] = []
     for column in columns:
-        names += [name for name in column if name not in names and name not in ("peak", "there")]
+        for name in column:
+            if name not in names and name not in last_names:
+                names.append(name)
     table = {"": [forecast.device.name for forecast in forecasts]}
-    for name in (*names, "peak", "there"):
+    for name in (*names, *last_names):
         sizes = [column.get(name) for column in columns]
         table[name] = ["-" if size is None else sized(size) for size in sizes]
     width = max(len(cell) for cells in table.values() for cell in cells)
     lines = []
     for name, cells in table.items():
-        lines.append(_line(name, "  ".join(cell.rjust(width) for cell in cells)))
+        aligned = [cell.rjust(width) for cell in cells]
+        lines.append(_line(name, "  ".join(aligned)))
     return lines
 
 
@@ -276,4 +280,5 @@ def _describe_steps(forecast: Forecast) -> str:
     steps = forecast.steps
     if not steps:
         return f"unknown, because the rows were not counted; {tokens:,} tokens each"
-    return f"{steps:,} of {tokens:,} tokens, {sized(tokens * steps, '')} in all"
+    all_tokens = sized(tokens * steps, "")
+    return f"{steps:,} of {tokens:,} tokens, {all_tokens} in all"

@@ -37,10 +37,15 @@ GRADIENT = "runner.gradient"
 
 
 def measure_small(cfg: Config, gpu: bool, folder: Path) -> tuple[MeasuredStep | None, str]:
-    """A step of a run in small, in the precision of a GPU or of this CPU, or why there is none."""
+    """A step of a run in small, in the precision of a GPU or of this CPU, or why there is none.
+
+    It is taken in a process of its own: what a training leaves behind in torch and in its
+    libraries would change the next one, and a crash of it is an answer too.
+    """
 
     def measure() -> JsonObject:
-        return {"step": asdict(measure_step(cfg, gpu, folder))}
+        step = measure_step(cfg, gpu, folder)
+        return {"step": asdict(step)}
 
     result = ask_apart(measure, folder, "measured")
     if "step" not in result:
@@ -51,7 +56,11 @@ def measure_small(cfg: Config, gpu: bool, folder: Path) -> tuple[MeasuredStep | 
 
 
 def measure_step(cfg: Config, gpu: bool, folder: Path) -> MeasuredStep:
-    """Train alone in a folder for one cycle of generation, keep all activations, and measure it."""
+    """Train alone in a folder for one cycle of generation, keep all activations, and measure it.
+
+    Checkpoints of activations are switched off, because ``memory`` computes what they save from
+    all that would be kept.
+    """
     alone = copy.deepcopy(dict(cfg))
     alone |= {"callback": None, "metric": None, "quant": None, "output_root": str(folder)}
     args = alone["trainer"]["args"]
@@ -64,15 +73,18 @@ def measure_step(cfg: Config, gpu: bool, folder: Path) -> MeasuredStep:
     if alone["peft"] and alone["peft"].get("r"):
         # What a rank adds does not grow with the width, and is little in a wide model.
         alone["peft"]["r"] = 1
-    trainer = build_components(open_run(alone, [])).trainer
-    shape = ModelWeights(source_of(Experiment.read(cfg)), dtype="float32", trained=False).shape
-    meter = Meter(trainer, shape)
+    run = open_run(alone, [])
+    trainer = build_components(run).trainer
+    source = source_of(Experiment.read(cfg))
+    weights = ModelWeights(source, dtype="float32", trained=False)
+    meter = Meter(trainer, weights.shape)
     profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with profiler, saved_tensors_hooks(meter.keep, lambda tensor: tensor):
         trainer.train()
     trace = folder / "profile.json"
     profiler.export_chrome_trace(str(trace))
-    return replace(meter.step, peak=read_peak(trace, gpu), steps=args["max_steps"])
+    peak = read_peak(trace, in_place=gpu)
+    return replace(meter.step, peak=peak, steps=args["max_steps"])
 
 
 class Meter:
@@ -83,8 +95,12 @@ class Meter:
 
     def __init__(self, trainer: Trainer, shape: Shape):
         models = {name: part for name, part in vars(trainer).items() if isinstance(part, nn.Module)}
-        self.step = MeasuredStep(shape, reference=any(name.startswith("ref") for name in models))
+        # As trainers name the model to compare with.
+        has_reference = any(name.startswith("ref") for name in models)
+        self.step = MeasuredStep(shape, reference=has_reference)
         self.weights = list(trainer.model.parameters())
+        # A saved tensor of a weight's shape, transposed or not, in a precision that no weight has,
+        # is a copy that autocast has made.
         self.precisions = {weight.dtype for weight in self.weights}
         self.matrices: set[torch.Size] = set()
         for weight in self.weights:
@@ -105,28 +121,31 @@ class Meter:
                 weight.register_post_accumulate_grad_hook(self._end_batch)
 
     def _enter(self, trunk: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Count the tokens of a pass through the layers before it begins."""
         inputs = [kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args]
         first_input = next(tensor for tensor in inputs if tensor is not None)
         rows, width = first_input.shape[:2]
+        tokens = rows * width
         step = self.step
         if not is_grad_enabled():
             if width == 1:  # a token is sampled for each row
                 step.sampled = max(step.sampled, rows)
-            step.asked += rows * width
+            step.asked += tokens
             return
         self.is_inside = True
         if not step.tokens:
             with record_function(PASS):
                 step.rows = rows
-                step.tokens = rows * width
+                step.tokens = tokens
         step.accumulates |= any(weight.grad is not None for weight in self.weights)
         step.passed_rows += rows
-        step.passed += rows * width
+        step.passed += tokens
 
     def _leave(self, *_: object) -> None:
         self.is_inside = False
 
     def _end_batch(self, weight: Tensor) -> None:
+        """Note that the first gradient is there: from then on activations only become fewer."""
         if self.is_first:
             with record_function(GRADIENT):
                 self.is_first = False
@@ -168,7 +187,8 @@ def read_peak(trace: Path, in_place: bool) -> int:
     With ``in_place`` only the largest block counts of those that a function written in Python
     allocates and frees itself: on a GPU such functions are fused kernels.
     """
-    events = [event for event in json.loads(trace.read_text())["traceEvents"] if "ts" in event]
+    profile_content = json.loads(trace.read_text())
+    events = [event for event in profile_content["traceEvents"] if "ts" in event]
     begin = min(float(event["ts"]) for event in events if event["name"] == PASS)
     end = min(float(event["ts"]) for event in events if event["name"] == GRADIENT)
     spans = _fused_spans(events) if in_place else []
@@ -195,7 +215,9 @@ def read_peak(trace: Path, in_place: bool) -> int:
             elif number not in largest or _by_size(block) > _by_size(largest[number]):
                 largest[number] = block
     counted += largest.values()
-    counted += [AllocatedBlock(size, start, end) for size, start in alive.values()]
+    # What nothing has freed is alive to the end.
+    for size, start in alive.values():
+        counted.append(AllocatedBlock(size, start, end))
 
     # Of changes at one moment those that free come first.
     steps = [(block.start, block.size) for block in counted]

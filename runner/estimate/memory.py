@@ -173,34 +173,47 @@ class Training:
         It is the policy itself then, or the model below its adapter.
         """
         name = "precompute_ref_log_probs"
-        settings = {field: read.default for field, read in config_fields(self.args).items()}
+        settings: dict[str, object] = {}
+        for field, parameter in config_fields(self.args).items():
+            settings[field] = parameter.default
         settings |= dict(self.args)
         total = self.rows.total
-        if name in settings and name not in self.args and total is not None:
+        is_left_open = name in settings and name not in self.args
+        if is_left_open and total is not None:
             return computes_once(self.experiment, settings, total or 1)
         return bool(settings.get(name))
 
     @property
     def held(self) -> dict[str, int]:
-        """Bytes that are there all the time, by what holds them."""
+        """Bytes that are there all the time, by what holds them.
+
+        The optimizer's states are those of the policy, scaled to what is trained with the critic.
+        """
         policy = self.policy
         trained_bytes = policy.trained_bytes + self.critic_bytes
         share = trained_bytes / max(1, policy.trained_bytes)
+        policy_states = state_bytes(self.optimizer, policy.learned)
         has_reference = self.small.reference and (policy.is_adapted or not self.once)
         sizes = {
             "weights": policy.bytes,
-            "optimizer": round(share * state_bytes(self.optimizer, policy.learned)),
+            "optimizer": round(share * policy_states),
             "reference": policy.bytes if has_reference else 0,
             "critic": self.critic_bytes,
             **self.others,
         }
-        parts = {name: self.parts.of(name, size) for name, size in sizes.items()}
-        return {name: size for name, size in parts.items() if size}
+        held = {}
+        for name, size in sizes.items():
+            size_here = self.parts.of(name, size)
+            if size_here:
+                held[name] = size_here
+        return held
 
     @property
     def peak(self) -> int:
         """The most bytes that are there at once."""
-        return sum(self.held.values()) + max(self.phases.values())
+        held = sum(self.held.values())
+        largest_phase = max(self.phases.values())
+        return held + largest_phase
 
     @property
     def phases(self) -> dict[str, int]:
@@ -210,10 +223,11 @@ class Training:
             phases["update"] = self.update_bytes
             if self.once:
                 # Layer after layer, while the optimizer has no states yet.
-                rows = self.args.get("precompute_ref_batch_size") or batch_size(self.args)
+                step_rows = batch_size(self.args)
+                rows = self.args.get("precompute_ref_batch_size") or step_rows
                 layer = self.activations / self.policy.shape.layers
                 states = self.held.get("optimizer", 0)
-                phases["reference"] = int(layer * rows / batch_size(self.args)) - states
+                phases["reference"] = int(layer * rows / step_rows) - states
         if self.small.sampled:
             phases["sampling"] = self.sampling_bytes
         if self.parts.stage == 3:
@@ -225,14 +239,19 @@ class Training:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes that the optimizer's step takes for a moment; fused ones work in place."""
+        """Bytes that the optimizer's step takes for a moment; fused ones work in place.
+
+        On a GPU torch takes a step for all weights together, on a CPU for one after the other.
+        """
         if any(word in self.optimizer for word in IN_PLACE):
             return 0
         sizes = [weight.nbytes for weight in self.policy.learned]
         largest = max(sizes, default=0)
         if "adafactor" in self.optimizer:
             return 3 * largest
-        return self.parts.of("optimizer", sum(sizes)) if self.gpu else 2 * largest
+        if not self.gpu:
+            return 2 * largest
+        return self.parts.of("optimizer", sum(sizes))
 
     @property
     def update_bytes(self) -> int:
@@ -253,22 +272,32 @@ class Training:
         beside = logits * tokens + item * policy.shape.head
         if self.recompute:
             # Only the states between two layers are kept, and one layer is computed again.
-            beside = max(casts, kept / policy.shape.layers + beside)
-            kept = policy.dtype.itemsize * policy.shape.hidden * policy.shape.layers * tokens
+            one_layer = kept / policy.shape.layers
+            beside = max(casts, one_layer + beside)
+            state = policy.dtype.itemsize * policy.shape.hidden  # of a token
+            kept = state * policy.shape.layers * tokens
         earlier = self.gradients if small.accumulates else 0
         # The gradients of embeddings come last; tied ones are beside those of the head, with a sum.
         last = 2 * gradient * policy.shape.head if policy.is_tied else 0
-        return int(max(earlier + kept + beside, self.gradients + last) + policy.largest)
+        before_gradients = earlier + kept + beside
+        with_gradients = self.gradients + last
+        return int(max(before_gradients, with_gradients) + policy.largest)
 
     @property
     def activations(self) -> float:
-        """Bytes inside all layers that wait for the backward pass of the largest batch."""
+        """Bytes inside all layers that wait for the backward pass of the largest batch.
+
+        What was measured on the small model grows with the tokens, the layers and the width of
+        the real one; maps of attention with the heads and, for each token, with its row's length.
+        """
         small = self.small
         real_shape = self.policy.shape
         small_shape = small.shape
         rows, tokens = self.batch
         lines = small.body * real_shape.width / small_shape.width
-        longer = (tokens / rows) / (small.tokens / small.rows)
+        row_length = tokens / rows
+        small_row_length = small.tokens / small.rows
+        longer = row_length / small_row_length
         squares = small.maps * longer * real_shape.heads / small_shape.heads
         layers = real_shape.layers / small_shape.layers
         return (lines + squares) * tokens / small.tokens * layers
@@ -278,7 +307,8 @@ class Training:
         """The largest batch that goes through the policy at a time."""
         rows = batch_size(self.args)
         most = self.args.get("max_tokens_per_micro_batch")
-        if "max_tokens_per_micro_batch" in config_fields(self.args) and (most or not self.gpu):
+        can_pack = "max_tokens_per_micro_batch" in config_fields(self.args)
+        if can_pack and (most or not self.gpu):
             rows *= int(setting(self.args, "gradient_accumulation_steps", 1))
             bound = max(self.width, most or TOKENS_PER_PASS)
             return Batch(rows, min(rows * self.width, bound))
@@ -317,8 +347,10 @@ class Training:
         forward = small.asked + small.passed * (2 if self.recompute else 1)
         weights = shape.weights + shape.head
         attention = 4 * shape.layers * shape.hidden * width
-        backward = 2 * (weights + min(weights, self.policy.trained)) + 2.5 * attention
-        operations = forward * (2 * weights + attention) + small.passed * backward
+        forward_of_token = 2 * weights + attention
+        trained = min(weights, self.policy.trained)
+        backward_of_token = 2 * (weights + trained) + 2.5 * attention
+        operations = forward * forward_of_token + small.passed * backward_of_token
         return float(width / small_width / small.steps * operations)
 
     def evaluation_operations(self, steps: int | None) -> float:
@@ -332,7 +364,8 @@ class Training:
         processes = self.experiment.launcher.all_processes
         tokens = budget.evaluations * budget.answers * width / processes
         weights = shape.weights + shape.head
-        return tokens * (2 * weights + 4 * shape.layers * shape.hidden * width)
+        attention = 4 * shape.layers * shape.hidden * width
+        return tokens * (2 * weights + attention)
 
 
 def _optimizer_name(experiment: Experiment) -> str:
@@ -341,4 +374,6 @@ def _optimizer_name(experiment: Experiment) -> str:
     if optimizer is None:
         return str(setting(experiment.trainer.args, "optim", "adamw_torch_fused"))
     name = optimizer.target.lower()
-    return f"{name}.fused" if optimizer.node.get("fused") else name
+    if optimizer.node.get("fused"):
+        return f"{name}.fused"
+    return name

@@ -45,10 +45,15 @@ def describe_case(case: Case) -> list[str]:
 
 def _with_title(title: str, texts: Sequence[str]) -> list[str]:
     """Indented lines with a title before the first."""
-    return [f"  {'' if index else title:<10}{text}" for index, text in enumerate(texts)]
+    lines: list[str] = []
+    for text in texts:
+        heading = "" if lines else title
+        lines.append(f"  {heading:<10}{text}")
+    return lines
 
 
 def _describe_checkpoint(run: Run) -> str:
+    """The name and the size of the first checkpoint; empty where none was written."""
     checkpoints = sealed_checkpoints(run.checkpoints)
     if not checkpoints:
         return ""
@@ -61,9 +66,11 @@ def _describe_checkpoint(run: Run) -> str:
 
 
 def _describe_scores(run: Run) -> str:
+    """The number of scores after the training, and one of them; empty where it came to no end."""
     if not run.model.is_dir():
         return ""
-    scores = (read_json(run.folder / "scores.json") or {}).get("after")
+    all_scores = read_json(run.folder / "scores.json") or {}
+    scores = all_scores.get("after")
     if not scores:
         return "no held-out rows"
     name, score = next(iter(scores.items()))
@@ -71,7 +78,9 @@ def _describe_scores(run: Run) -> str:
 
 
 def _describe_export(run: Run) -> str:
-    why = (read_json(run.folder / UNEXPORTED) or {}).get("why")
+    """What became of the export; empty where there was none to try."""
+    reason = read_json(run.folder / UNEXPORTED) or {}
+    why = reason.get("why")
     if why:
         return f"not: {why}"
     if (run.folder / "export").is_dir():

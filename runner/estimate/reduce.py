@@ -58,9 +58,10 @@ class Clones:
         if source.path in self.links.values() or is_small(source):
             return source.path, ""
         if source not in self.made:
-            name = source.path.rstrip("/").rpartition("/")[2]
+            _, _, name = source.path.rstrip("/").rpartition("/")
             folder = self.folder / f"{len(self.made)}-{name}"
-            self.made[source] = (str(folder), f"{source.path}: {write_clone(source, folder)}")
+            changes = write_clone(source, folder)
+            self.made[source] = (str(folder), f"{source.path}: {changes}")
         return self.made[source]
 
 
@@ -97,7 +98,8 @@ def reduce(cfg: Config, folder: Path, clones: Clones) -> Reduced:
     if experiment.engine:
         small.note(f"the sampler instead of {experiment.engine}")
         small.cfg.pop("engine")
-    small.cfg |= {"launcher": None, "tolerate": {**experiment.tolerate.node, **TOLERATED}}
+    tolerated = {**experiment.tolerate.node, **TOLERATED}
+    small.cfg |= {"launcher": None, "tolerate": tolerated}
     if experiment.resume:
         small.note(f"resume={experiment.resume}: from its own first checkpoint instead")
     for metric in (small.cfg["metric"] or {}).values():
@@ -120,7 +122,11 @@ def linked(value: object, links: Mapping[str, str]) -> Any:
 def rows_of(cfg: Config) -> list[dict[str, Any]]:
     """The nodes of a configuration that read rows."""
     dataset = Experiment.read(cfg).dataset
-    return [node for _, node in nodes(dataset.node) if node["_target_"] == ROWS]
+    readers = []
+    for _, node in nodes(dataset.node):
+        if node["_target_"] == ROWS:
+            readers.append(node)
+    return readers
 
 
 def _replace_models(small: Reduced, clones: Clones) -> None:
@@ -133,7 +139,8 @@ def _replace_models(small: Reduced, clones: Clones) -> None:
         for name in ("path", *OTHER_PATHS) if is_loader else OTHER_PATHS:
             if not isinstance(node.get(name), str):
                 continue
-            node[name], note = clones.of(Source(node[name], node.get("revision"), trusted))
+            source = Source(node[name], node.get("revision"), trusted)
+            node[name], note = clones.of(source)
             small.note(note)
             if note and is_loader and "revision" in node:
                 node["revision"] = None
@@ -162,14 +169,17 @@ def _cut_args(small: Reduced) -> None:
     """Have the trainer take two steps with short completions and short packed rows."""
     args = small.cfg["trainer"]["args"]
     fields = config_fields(args)
-    args |= {name: value for name, value in upstream.WITHOUT_NOTE.items() if name in fields}
+    for name, value in upstream.WITHOUT_NOTE.items():
+        if name in fields:
+            args[name] = value
     args["max_steps"] = 2 * cycle_of(args)
     for name in upstream.COMPLETION_LENGTHS:
         length = setting(args, name)
         if isinstance(length, int) and length > COMPLETION and name in fields:
             args[name] = COMPLETION
             small.note(f"completions of {COMPLETION} tokens instead of {length}")
-    if args.get("packing") and (setting(args, "max_length") or PACKED_ROW) >= PACKED_ROW:
+    length = setting(args, "max_length") or PACKED_ROW
+    if args.get("packing") and length >= PACKED_ROW:
         args["max_length"] = PACKED_ROW
         small.note(f"packed rows of {PACKED_ROW} tokens")
     if args.get("dataloader_num_workers"):
@@ -181,7 +191,8 @@ def _cut_rows(small: Reduced, folder: Path) -> None:
     args = small.cfg["trainer"]["args"]
     dataset = Experiment.read(small.cfg).dataset
     # A quarter more than all steps take, since some may be left out.
-    fewest = max(2, round(1.25 * rows_per_step(args) * args["max_steps"]) + 1)
+    rows_of_steps = rows_per_step(args) * args["max_steps"]
+    fewest = max(2, round(1.25 * rows_of_steps) + 1)
     if args.get("packing"):
         fewest = FIRST_ROWS
     counts: list[int | None] = []
@@ -209,8 +220,12 @@ def _cut_rows(small: Reduced, folder: Path) -> None:
 
 
 def _read_head(node: dict[str, Any], head: Head, path: Path) -> None:
-    """Have a node read a file of first rows."""
-    node |= {"path": str(path), "split": head.split, "limit": {"train": None, "eval": None}}
+    """Have a node read a file of first rows.
+
+    Its limits go, as the file holds what they leave, and a file has no configuration or revision.
+    """
+    no_limits = {"train": None, "eval": None}
+    node |= {"path": str(path), "split": head.split, "limit": no_limits}
     for name in ("config", "revision"):
         if name in node:
             node[name] = None
@@ -227,7 +242,8 @@ def _replace_foreign_args(small: Reduced) -> None:
         replacements |= upstream.ON_A_GPU
     for name, value in replacements.items():
         if args.get(name):
-            small.note(f"trainer.args.{name}: {to_text(value)} instead of {args[name]}")
+            new_text = to_text(value)
+            small.note(f"trainer.args.{name}: {new_text} instead of {args[name]}")
             args[name] = value
 
 

@@ -70,6 +70,7 @@ class Machines(Alone):
         self.others = [rank for rank in range(count) if rank != self.rank]
 
     def _fault(self, found: str, fix: str = AGAIN) -> Fault:
+        """The fault of machines that do not meet, or lose each other."""
         return Fault(
             where="launcher.rendezvous",
             found=f"{self.address}: {found}",
@@ -203,7 +204,8 @@ class Machines(Alone):
             self.store.set(f"end {self.attempt} {self.rank}", json.dumps(astuple(end)))
         patience = self.grace + processes.MARGIN
         if self.rank:
-            shared = End(*json.loads(self._hear(0, f"all {self.attempt}", self.count * patience)))
+            text = self._hear(0, f"all {self.attempt}", self.count * patience)
+            shared = End(*json.loads(text))
             self._leave(self.others)
             return shared
         heard = list(self.others)
@@ -234,7 +236,9 @@ class Machines(Alone):
             self.store.set(f"left {self.attempt} {self.rank}", "")
             while self.rank == 0 and time.monotonic() < deadline:
                 left = [self.store.check([f"left {self.attempt} {other}"]) for other in others]
+                if all(left):
+                    return
                 failed = [self.store.check([f"end {self.attempt} {other}"]) for other in others]
-                if all(left) or (any(failed) and not self.store.check([f"all {self.attempt}"])):
+                if any(failed) and not self.store.check([f"all {self.attempt}"]):
                     return
                 time.sleep(POLL)

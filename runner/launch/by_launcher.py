@@ -10,7 +10,10 @@ from runner.run import Run
 def launch(run: Run, debug: bool = False, launcher: LauncherPart | None = None) -> int:
     """Train by the run's launcher, which may be in this process, and return the exit code."""
     launcher = launcher or run.experiment.launcher
-    args = {key: build(value) for key, value in launcher.arguments.items() if key != "_target_"}
+    args = {}
+    for key, value in launcher.arguments.items():
+        if key != "_target_":
+            args[key] = build(value)
     try:
         target = locate(launcher.target)
         if launcher.is_queue:  # a queue, in whose job we are

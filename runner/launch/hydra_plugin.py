@@ -69,6 +69,7 @@ class Job:
 
 
 def _read_objective(experiment: Experiment, folder: Path) -> float | None:
+    """The score that a finished run gives to Hydra's sweeper; None where no objective is set."""
     name = experiment.objective
     if name is None:
         return None

@@ -77,7 +77,10 @@ def train_together(folder: str | Path, num_processes: int, debug: bool, machines
             # goes to the log, since these processes have not said it.
             pass
     processes.prepare_environment()
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
+    # The processes share the cores; each would start as many threads as there are.
+    cores = os.cpu_count() or 1
+    threads = max(1, cores // num_processes)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     # Else torch prints that all weights have gradients.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     end = machines.share(_start(run, num_processes, debug, machines))
@@ -154,6 +157,12 @@ def _start(run: Run, num_processes: int, debug: bool, machines: Alone) -> End:
 def _cause_of(
     run: Run, failures: list[dict[str, Any]], debug: bool
 ) -> tuple[str | None, RunnerError]:
+    """The state and the error of a run of which processes have failed.
+
+    It is that of the one that failed first for a reason of its own. The others fail because they
+    lose it, or are stopped because of it.
+    """
+
     def order(own: Mapping[str, Any]) -> tuple[bool, bool, float]:
         error = _error_of(own)
         if error is None:

@@ -11,19 +11,29 @@ from runner.run.disk import describe_lone_locks
 
 
 def print_notes(tasks: Sequence[Task]) -> None:
-    """Print, each once, the notes on runs that are not finished."""
+    """Print, each once, the notes on runs that are not finished.
+
+    The jobs of a sweep have most notes in common; a line that several runs say is printed where it
+    comes first.
+    """
+    all_runs = [task.composed for task in tasks]
     runs = [task.composed for task in tasks if state_of(task.folder) != "finished"]
-    stages = {task.composed.stage for task in tasks}
+    # Those that go on with the learning rate that they began with.
+    begun = [run for run in all_runs if run.rate and run.rate.begun]
+    # A line on a stage of a chain begins with its name.
+    stages = {run.stage for run in all_runs}
     titles = {stage: f"{stage}: " if stage else "" for stage in stages}
     lines = [f"note      {titles[run.stage]}{run.note}" for run in runs if run.note]
-    begun = [task.composed for task in tasks if task.composed.rate and task.composed.rate.begun]
     for run in [*begun, *runs]:
-        lines += _describe_choices(run, titles[run.stage])
+        title = titles[run.stage]
+        lines += _describe_choices(run, title)
     for run in runs:
-        lines += [f"start     {titles[run.stage]}{line}" for line in run.starts]
-        lines += [f"speed     {titles[run.stage]}{line}" for line in run.speed]
+        title = titles[run.stage]
+        lines += [f"start     {title}{line}" for line in run.starts]
+        lines += [f"speed     {title}{line}" for line in run.speed]
     lines += [_describe_machine(run) for run in runs if run.machines > 1]
-    for root in dict.fromkeys(run.experiment.root for run in runs):
+    roots = dict.fromkeys(run.experiment.root for run in runs)
+    for root in roots:
         place = describe_lone_locks(root)
         if place:
             lines.append(
@@ -31,6 +41,7 @@ def print_notes(tasks: Sequence[Task]) -> None:
                 "from one machine only"
             )
     datasets = [run.experiment.dataset.node for run in runs]
+    # A stream has no length, of which a share could be held out.
     splits = [dataset.get("split") for dataset in datasets if not dataset.get("streaming")]
     if {"train": "train", "eval": None} in splits:
         lines.append(f"note      no rows are held out; {split_words(share=80)}")
@@ -51,9 +62,11 @@ def _describe_choices(run: Composed, title: str) -> Iterator[str]:
 
 
 def _describe_machine(run: Composed) -> str:
+    """A line on the part that this machine takes in a run on several."""
     launcher = run.experiment.launcher
     rank, _ = rank_of(launcher.node)
+    meeting_place = rendezvous_of(launcher.node)
     return (
         f"note      machine {rank} of {run.machines}, with {launcher.num_processes} of "
-        f"{launcher.all_processes} processes; they meet at {rendezvous_of(launcher.node)}"
+        f"{launcher.all_processes} processes; they meet at {meeting_place}"
     )

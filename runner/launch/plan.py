@@ -41,7 +41,11 @@ class Task:
     def label(self, axes: Collection[str]) -> str:
         """The label of this run among its neighbours: its stage and its swept values."""
         words = self.composed.overrides
-        swept = [word for word in words if word.lstrip("+").partition("=")[0] in axes]
+        swept = []
+        for word in words:
+            key, _, _ = word.lstrip("+").partition("=")
+            if key in axes:
+                swept.append(word)
         label = label_of(swept)
         if not swept:
             label = label_of(words, str(self.composed.cfg["name"]))
@@ -82,31 +86,45 @@ def share_name(jobs: Sequence[Sequence[Composed]]) -> None:
     It is that of runs which are there already, or else one that calls the models ``hub`` or the
     rows ``local``.
     """
-    if any(len(runs) > 1 or runs[0].stage for runs in jobs):
+    has_stages = any(len(runs) > 1 or runs[0].stage for runs in jobs)
+    if has_stages:
         return
     folders = [folder_of(composed.cfg, composed.overrides) for (composed,) in jobs]
-    if len({folder.parent for folder in folders}) < 2:
+    groups = {folder.parent for folder in folders}
+    if len(groups) < 2:
         return
-    first, *others = [[str(run.cfg["name"]), *former_names(run.cfg)] for (run,) in jobs]
+    possible_names = []
+    for (composed,) in jobs:
+        name = str(composed.cfg["name"])
+        possible_names.append([name, *former_names(composed.cfg)])
+    first, *others = possible_names
     common = [name for name in first if all(name in names for names in others)]
     existing = [folder.parent.name for folder in folders if folder.is_dir()]
-    for name in [name for name in existing if name in common] or common:
+    usable = [name for name in existing if name in common] or common
+    if usable:
         for (composed,) in jobs:
-            composed.cfg["name"] = name
-        return
+            composed.cfg["name"] = usable[0]
 
 
 def _doubled_job(first: Sequence[str], second: Sequence[str]) -> Fault:
-    same = "twice" if first == second else f"as {' '.join(first)}"
+    """The fault of two jobs whose configurations, and so whose run folders, are the same.
+
+    The fix shows what only the first has typed, which is what does not change the run.
+    """
+    same = "twice"
+    if first != second:
+        same = f"as {' '.join(first)}"
+    only_first = [word for word in first if word not in second]
     return Fault(
         where="sweep",
         found=f"{' '.join(second)}: the same run {same}",
         expected="jobs that differ in something that is trained",
-        fix=shlex.join(word for word in first if word not in second) or "each value once",
+        fix=shlex.join(only_first) or "each value once",
     )
 
 
 def _find_faults(folder: Path) -> Sequence[Fault]:
+    """The faults of a run folder that is there already, whose files may be damaged."""
     record = read_state(folder, depth=None)
     if "config.yaml" in record.damaged:
         try:
@@ -125,13 +143,19 @@ class Plan:
 
     def __str__(self) -> str:
         groups = {str(task.folder.parent) for task in self.tasks}
-        where = groups.pop() if len(groups) == 1 else f"{len(groups)} folders"
+        where = f"{len(groups)} folders"
+        if len(groups) == 1:
+            where = groups.pop()
         title = f"{plural(len(self.tasks), 'run')} in {where}"
-        shape = " x ".join(f"{axis} {size}" for axis, size in self.sizes.items() if size > 1)
-        if shape:
+        swept = [f"{axis} {size}" for axis, size in self.sizes.items() if size > 1]
+        if swept:
+            shape = " x ".join(swept)
             title += f": {shape}"
         counts = Counter(state_of(task.folder) for task in self.tasks)
-        parts = [f"{counts[state]} {text}" for state, text in TODO.items() if counts[state]]
+        parts = []
+        for state, text in TODO.items():
+            if counts[state]:
+                parts.append(f"{counts[state]} {text}")
         return f"sweep     {title}\n          {', '.join(parts)}"
 
     def lines(self) -> Iterator[str]:
@@ -150,4 +174,6 @@ def state_of(folder: Path) -> str:
     state = str(run.status()["state"])
     if state in ("running", "created") and held(run):
         return "running"
-    return "interrupted" if state == "running" else state
+    if state == "running":  # its process was killed before it could write that
+        return "interrupted"
+    return state

@@ -52,6 +52,11 @@ def settings_of(
 
 
 def _too_few_devices(jobs: int, processes: int, devices: Sequence[str]) -> Fault:
+    """The fault of more processes than devices.
+
+    The fix is fewer runs at a time, or fewer processes where one run alone has too many. Runs of
+    one process may also share devices, each of which is then named several times.
+    """
     count = len(devices)
     key = "jobs"
     fix = f"launcher.jobs={count // processes}"

@@ -24,12 +24,15 @@ class Stages:
         self.numbers = {task.folder: number for number, task in enumerate(tasks, 1)}
 
     def started(self, task: Task) -> None:
-        if task.composed.stage:
+        """Print which run begins, before it prints anything itself."""
+        stage = task.composed.stage
+        if stage:
             number = self.numbers[task.folder]
-            print(f"stage     {task.composed.stage}, {number} of {len(self.numbers)}")
+            print(f"stage     {stage}, {number} of {len(self.numbers)}")
         print(f"run       {Run(task.folder.absolute())}", flush=True)
 
     def ended(self, task: Task, state: str, cause: str = "", seconds: float | None = None) -> None:
+        """Print the end of a run that has not trained now: it was finished, or could not start."""
         if seconds is not None:  # the run has said so itself
             return
         run = Run(task.folder.absolute())
@@ -80,10 +83,15 @@ class LiveProgress:
             self.next += PULSE
 
     def started(self, task: Task) -> None:
+        """Print the beginning of a run as an event; the picture of a terminal shows the run."""
         if not self.console.is_terminal:
             self.console.print(f"start     {self.labels[task.folder]}")
 
     def ended(self, task: Task, state: str, cause: str = "", seconds: float | None = None) -> None:
+        """Count a run that has ended, and print its line above the picture, where it stays.
+
+        ``seconds`` are those that it has trained, None where it did not train now.
+        """
         from rich.text import Text
 
         is_finished = state == "finished"
@@ -97,17 +105,24 @@ class LiveProgress:
             self.seconds.append(seconds)
             duration = format_duration(seconds)
             outcome = f"{duration}  {outcome}" if cause else duration
-        title = (f"{state:<9}", "green" if is_finished else "red")
+        colour = "green" if is_finished else "red"
+        title = (f"{state:<9}", colour)
         label = self.labels[task.folder]
-        self.console.print(Text.assemble(title, f" {label}  {outcome}"))
+        line = Text.assemble(title, f" {label}  {outcome}")
+        self.console.print(line)
 
     def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None:
+        """Draw the picture, or print a total, if it is time to.
+
+        ``live`` are the runs that train, each with the seconds so far; ``waiting`` are not begun.
+        """
         from rich.text import Text
 
         now = time.monotonic()
         if now < self.next:
             return
-        self.next = now + (REFRESH if self.console.is_terminal else PULSE)
+        pause = REFRESH if self.console.is_terminal else PULSE
+        self.next = now + pause
         total = self._describe_total([seconds for _, seconds in live], waiting)
         if not self.console.is_terminal:
             self.console.print(total)
@@ -132,7 +147,8 @@ class LiveProgress:
             for seconds in running:
                 remaining += max(0.0, mean - seconds)
             side_by_side = max(self.jobs, len(running), 1)
-            parts.append(f"about {format_duration(remaining / side_by_side)} left")
+            duration = format_duration(remaining / side_by_side)
+            parts.append(f"about {duration} left")
         return f"progress  {', '.join(parts)}"
 
     def _describe_run(self, task: Task, seconds: float) -> str:
@@ -148,4 +164,5 @@ class LiveProgress:
         return f"  {text:<34} {duration:>7}  {self.labels[task.folder]}"
 
     def close(self) -> None:
+        """Take the picture from the terminal."""
         self.picture.stop()

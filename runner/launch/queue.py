@@ -195,7 +195,9 @@ class Submission:
                 words.append(f"step {status['step']} of {status['max_steps']}")
             if place:
                 words.append(f"{place.ticket} {place.words}")
-            print(f"{state_of(folder):<9} {Run(folder.absolute())}: {', '.join(words)}")
+            state = state_of(folder)
+            run = Run(folder.absolute())
+            print(f"{state:<9} {run}: {', '.join(words)}")
         if len(self.open) > MAX_LINES:
             print(f"          and {len(self.open) - MAX_LINES} more")
         groups = dict.fromkeys(display_path(folder.parent) for folder in self.open)
@@ -369,6 +371,7 @@ def queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> ClusterQu
 
 
 def _key_of_this_machine(key: str) -> Fault:
+    """The fault of a key of ``launcher=local`` that was typed for a cluster."""
     return Fault(
         where=f"launcher.{key}",
         found="a setting for runs on this machine",

@@ -153,7 +153,11 @@ class Ray:
 
         if not ray.is_initialized():
             return {}
-        ended = [name for name, (_, end) in ENDS.items() if ray.wait([end], timeout=0)[0]]
+        ended = []
+        for name, (_, end) in ENDS.items():
+            ready, _ = ray.wait([end], timeout=0)
+            if ready:
+                ended.append(name)
         for name in ended:
             try:
                 ray.get(ENDS.pop(name)[1])
@@ -172,7 +176,8 @@ class Ray:
                     set_gone(run, cause, "failed")
         places = {}
         for name in ray.util.list_named_actors():
-            trains = os.path.exists(f"{name}/config.yaml") and held(Run(Path(name)))
+            has_begun = os.path.exists(f"{name}/config.yaml")
+            trains = has_begun and held(Run(Path(name)))
             words = "trains" if trains else "waits for a node"
             places[name] = Place(name, words, trains)
         return places

@@ -55,7 +55,9 @@ class ManagedJob:
         reason = ""
         if state.startswith("FAILED"):
             reason = f"{state}: {values.get('failure_reason') or 'no reason given'}"
-        return cls(int(values.get("job_id") or 0), str(values.get("job_name")), state, reason)
+        number = int(values.get("job_id") or 0)
+        name = str(values.get("job_name"))
+        return cls(number, name, state, reason)
 
     @property
     def is_live(self) -> bool:
@@ -154,7 +156,8 @@ class SkyPilot:
         """
         room = len(tasks)
         if self.jobs:
-            room = max(0, self.jobs - sum(place.words != "" for place in places.values()))
+            live = sum(place.words != "" for place in places.values())
+            room = max(0, self.jobs - live)
         ready = [task for task in tasks if all(map(has_finished, task.after))]
         for task in ready[:room]:
             folder = task.folder.absolute()
@@ -183,8 +186,9 @@ class SkyPilot:
     def _name_of(self, folder: Path) -> str:
         """The name of a run's job: that of the run, its key, and a digest of where its copy is."""
         group = NOT_IN_NAMES.sub("-", folder.parent.name).strip("-")[:30] or "run"
-        key = folder.name.rpartition("-")[2]
-        digest = hashlib.sha256(f"{self.store}/{folder.parent.name}".encode()).hexdigest()[:6]
+        _, _, key = folder.name.rpartition("-")
+        copy = f"{self.store}/{folder.parent.name}"
+        digest = hashlib.sha256(copy.encode()).hexdigest()[:6]
         return f"r-{group}-{key}-{digest}".lower()
 
     def _task_yaml(self, task: Task) -> str:
@@ -281,9 +285,11 @@ def _relative(folder: Path) -> str:
 
 def _jobs_of(answer: str) -> list[ManagedJob]:
     """The jobs that SkyPilot lists as JSON; it may print lines of its own around them."""
-    first = answer.find("[\n") if "[\n" in answer else answer.find("[")
+    bracket = "[\n" if "[\n" in answer else "["
+    first = answer.find(bracket)
+    text = answer[first:] if first >= 0 else ""
     try:
-        jobs, _ = json.JSONDecoder().raw_decode(answer[first:] if first >= 0 else "")
+        jobs, _ = json.JSONDecoder().raw_decode(text)
     except ValueError:
         _refuse("sky jobs queue", f"no list of jobs in its answer: {answer[-200:]}")
     return [ManagedJob.read(values) for values in jobs]
@@ -315,6 +321,7 @@ def _ask(*words: str) -> str:
 
 
 def _refuse(command: str, text: str) -> NoReturn:
+    """Raise the fault of a command of SkyPilot's that failed or did not answer."""
     raise EnvironmentFault(
         Fault(
             where="SkyPilot",

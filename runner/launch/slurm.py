@@ -265,6 +265,7 @@ class Slurm:
 
 
 def _taken_parameter(word: str) -> Fault:
+    """The fault of an option of sbatch that the script of an array has already."""
     return Fault(
         where=f"launcher.parameters.{word}",
         found="the runner sets this option itself",
@@ -274,6 +275,7 @@ def _taken_parameter(word: str) -> Fault:
 
 
 def _missing_command(name: str) -> Fault:
+    """The fault of a machine from which nothing can be submitted."""
     return Fault(
         where="launcher",
         found=f"{name} is not installed here",
@@ -329,11 +331,16 @@ def _ask(*words: str) -> str:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if done.returncode:
-        _refuse(words[0], done.stderr.strip() or f"{words[0]} ended with {done.returncode}")
+        silent_end = f"{words[0]} ended with {done.returncode}"
+        _refuse(words[0], done.stderr.strip() or silent_end)
     return done.stdout
 
 
 def _refuse(command: str, answer: str) -> NoReturn:
+    """Raise the fault of a command of Slurm's, at the key that its answer complains of.
+
+    The last of REFUSED_KEYS is of every answer.
+    """
     for refused in REFUSED_KEYS:
         if re.search(refused.pattern, answer):
             break

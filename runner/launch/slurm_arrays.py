@@ -63,10 +63,10 @@ def arrange(tasks: Sequence[Task], tickets: Mapping[Path, str]) -> Iterator[Arra
             for first in range(0, len(members), MAX_TASKS):
                 array_tasks = dict(enumerate(members[first : first + MAX_TASKS]))
                 if dependency.startswith("aftercorr"):  # each has the number of what it awaits
-                    numbers = [
-                        awaited[task.folder].partition("_")[2] for task in array_tasks.values()
-                    ]
-                    array_tasks = dict(zip(map(int, numbers), array_tasks.values(), strict=True))
+                    array_tasks = {
+                        int(awaited[task.folder].partition("_")[2]): task
+                        for task in array_tasks.values()
+                    }
                 yield _build_array(template, kind, dependency, array_tasks)
                 has_bound = bool(members[0].composed.experiment.launcher.jobs)
                 if has_bound and not dependency.startswith(("afterok", "aftercorr")):
@@ -95,8 +95,9 @@ def _sort_by_kind(ready: Sequence[Task], awaited: Mapping[Path, str]) -> dict[Ki
         elif ticket:
             dependency = f"afterok:{ticket}"
         experiment = task.composed.experiment
+        launcher = repr(experiment.launcher.node)
         on_cpu = bool(experiment.trainer.args.get("use_cpu"))
-        kind = Kind(dependency, task.folder.parent, repr(experiment.launcher.node), on_cpu)
+        kind = Kind(dependency, task.folder.parent, launcher, on_cpu)
         members.setdefault(kind, []).append(task)
     return members
 
@@ -104,11 +105,20 @@ def _sort_by_kind(ready: Sequence[Task], awaited: Mapping[Path, str]) -> dict[Ki
 def _build_array(
     template: "Template", kind: Kind, dependency: str, tasks: Mapping[int, Task]
 ) -> Array:
-    launcher = next(iter(tasks.values())).composed.experiment.launcher
+    """The array of some tasks of a kind, by their numbers in it.
+
+    The digest of its runs is in its name, so that each array is found in the queue by its own.
+    """
+    first_task = next(iter(tasks.values()))
+    launcher = first_task.composed.experiment.launcher
     place = kind.group.absolute() / HIDDEN
-    runs = {number: display_path(task.folder.absolute()) for number, task in tasks.items()}
-    digest = hashlib.sha256(repr((place, runs)).encode()).hexdigest()[:8]
-    name = f"{re.sub(r'[^a-zA-Z0-9_.-]+', '-', place.parent.name)}.{digest}"
+    runs = {}
+    for number, task in tasks.items():
+        runs[number] = display_path(task.folder.absolute())
+    content = repr((place, runs))
+    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+    group_name = re.sub(r"[^a-zA-Z0-9_.-]+", "-", place.parent.name)
+    name = f"{group_name}.{digest}"
     script = template.render(
         launcher=build(launcher.node),
         executable=sys.executable,
@@ -129,7 +139,9 @@ def _read_template() -> "Template":
 
     jinja = Environment(trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
     jinja.filters["quote"] = _quote
-    return jinja.from_string(Path(__file__).with_name("slurm.sh").read_text(encoding="utf-8"))
+    file = Path(__file__).with_name("slurm.sh")
+    text = file.read_text(encoding="utf-8")
+    return jinja.from_string(text)
 
 
 def _quote(value: object) -> str:

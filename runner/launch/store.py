@@ -147,6 +147,11 @@ class Store:
         return True
 
     def _fetch_files(self, folder: Path, contents: "Contents", is_live: bool) -> None:
+        """Fetch the files that differ from those here, each beside its place and then renamed.
+
+        Of a live run, a file may be newer in the store than the list of its contents: such a one
+        is left for the next time.
+        """
         remote, _ = self._remote
         place = self.place_of(folder)
         local = {name: self._digest(folder / name) for name in _files_of(folder)}
@@ -155,7 +160,8 @@ class Store:
                 continue
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            part = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
+            random_ending = os.urandom(8).hex()
+            part = target.with_name(f".{target.name}.{random_ending}")
             try:
                 remote.get_file(f"{place}/{name}", str(part))
                 if not is_live or self._digest(part) == digest:
@@ -197,6 +203,7 @@ class Store:
         return digest
 
     def _unreachable(self, error: Exception) -> EnvironmentFault:
+        """The error of a store that cannot be read or written, with what its library says."""
         return EnvironmentFault(
             Fault(
                 where="launcher.store",
@@ -319,6 +326,10 @@ def _give_meanwhile(store: Store, folder: Path, process: "subprocess.Popen[bytes
 
 
 def _give_at_last(store: Store, folder: Path) -> None:
+    """Give the store a run that has ended; what fails is tried again, as this is the last time.
+
+    The machine may be gone a moment later, and with it all that is not in the store.
+    """
     for attempt in range(1, ATTEMPTS + 1):
         try:
             store.give(folder)
@@ -326,5 +337,6 @@ def _give_at_last(store: Store, folder: Path) -> None:
         except EnvironmentFault as error:
             if attempt == ATTEMPTS:
                 raise
-            print(f"store     {error.faults[0].found}; once more in {PAUSE:g} s", file=sys.stderr)
+            found = error.faults[0].found
+            print(f"store     {found}; once more in {PAUSE:g} s", file=sys.stderr)
             time.sleep(PAUSE)

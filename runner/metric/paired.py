@@ -59,12 +59,14 @@ def compare(first: Sequence[float], second: Sequence[float], seed: int = 0) -> J
 def score_interval(wins: int, losses: int, count: int) -> list[float]:
     """The 95 % limits of the share of wins less that of losses (Tango 1998).
 
-    Without ties they are Wilson's.
+    Without ties they are Wilson's. They are the gaps that a score test would just not reject, and
+    are found by bisection, from the observed share outwards to -1 and to 1.
     """
 
     lead = wins - losses
 
     def is_excluded(gap: float) -> bool:
+        """True where the test rejects that the shares differ by this much."""
         slope = (2 * count - wins + losses) * gap - wins - losses
         discriminant = slope**2 + 8 * count * losses * gap * (1 - gap)
         root = math.sqrt(max(0.0, discriminant))
@@ -114,14 +116,18 @@ def mean_interval(values: np.ndarray, seed: int = 0) -> list[float]:
 def resampled_means(
     values: Sequence[float] | np.ndarray, count: int = RESAMPLES, seed: int = 0
 ) -> np.ndarray:
-    """The means [count] of as many values as there are, drawn with replacement."""
+    """The means [count] of as many values as there are, drawn with replacement.
+
+    They are drawn in parts of at most CHUNK numbers, so that a large set needs little memory.
+    """
     population = np.asarray(values, dtype=float)
     size = len(population)
     generator = np.random.default_rng(seed)
     rows = max(1, CHUNK // size)
     means = []
     for start in range(0, count, rows):
-        shape = (min(rows, count - start), size)
+        rows_left = count - start
+        shape = (min(rows, rows_left), size)
         indices = generator.integers(0, size, size=shape)
         means.append(population[indices].mean(1))
     return np.concatenate(means)

@@ -51,10 +51,16 @@ def _weights_in_memory(base: nn.Module, adapter: str | None) -> Iterator[tuple[s
 
 
 def _merged_weights(layer: BaseTunerLayer, adapter: str | None) -> Iterator[tuple[str, Tensor]]:
-    """The weights of one layer with its adapter merged; the layer is as before afterwards."""
+    """The weights of one layer with its adapter merged; the layer is as before afterwards.
+
+    Only one layer at a time has copies of its weights, so that no second model is in memory.
+    """
     base = layer.get_base_layer()
     before = {name: weight.detach().clone() for name, weight in base.named_parameters()}
-    layer.merge(adapter_names=None if adapter is None else [adapter])
+    adapters = None  # for peft those that are active
+    if adapter is not None:
+        adapters = [adapter]
+    layer.merge(adapter_names=adapters)
     merged = {name: weight.detach().clone() for name, weight in base.named_parameters()}
     if layer.merged:
         layer.unmerge()
@@ -67,7 +73,8 @@ def _merged_weights(layer: BaseTunerLayer, adapter: str | None) -> Iterator[tupl
 def _trained_copy(layer: AuxiliaryTrainingWrapper, adapter: str | None) -> nn.Module:
     """The copy of a layer that peft trains whole, for an adapter or for the active one."""
     copies: nn.ModuleDict = layer.modules_to_save
-    return copies[adapter or layer.active_adapter]
+    name = adapter or layer.active_adapter
+    return copies[name]
 
 
 def shares_adapted_embeddings(model: Model) -> bool:
@@ -82,10 +89,12 @@ def shares_adapted_embeddings(model: Model) -> bool:
     output = base.get_output_embeddings()
     adapted = (BaseTunerLayer, AuxiliaryTrainingWrapper)
     is_adapted = isinstance(embeddings, adapted) or isinstance(output, adapted)
-    return is_adapted and bool(getattr(model.config, "tie_word_embeddings", False))
+    is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
+    return is_adapted and is_tied
 
 
 def write_current_weights(model: Model, folder: Path, adapter: str | None = None) -> None:
     """Write config and weights of :func:`current_weights` into an empty folder, as safetensors."""
     model.config.save_pretrained(folder)
-    save_torch_state_dict(dict(current_weights(model, adapter)), folder)
+    weights = dict(current_weights(model, adapter))
+    save_torch_state_dict(weights, folder)

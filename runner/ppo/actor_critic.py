@@ -291,6 +291,10 @@ def build_actor_critic(
 
 
 def _check_critic(policy: Model, critic: str, value_model: object) -> None:
+    """Raise ConfigError for a kind of critic that this policy cannot have.
+
+    An adapter beside another needs one; a copy of a quantised model could not be trained.
+    """
     has_adapter = isinstance(policy, PeftModel)
     if critic == "adapter" and not has_adapter:
         raise ConfigError(

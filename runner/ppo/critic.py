@@ -52,7 +52,11 @@ def build_critic_model(policy: Model, reward_model: PreTrainedModel | PeftModel 
 
 
 def _build_classifier(source: PreTrainedModel) -> PreTrainedModel | None:
-    """A classifier of one label on a copy of the backbone; None where transformers has none."""
+    """A classifier of one label on a copy of the backbone; None where transformers has none.
+
+    Its random weights are drawn beside the stream of random numbers, which stays as it is, so that
+    the kind of critic does not change what the policy samples.
+    """
     config = copy.deepcopy(source.config)
     config.num_labels = 1
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
@@ -60,7 +64,8 @@ def _build_classifier(source: PreTrainedModel) -> PreTrainedModel | None:
     with torch.random.fork_rng(devices=[]):
         model = AutoModelForSequenceClassification.from_config(config, dtype=source.dtype)
     weights = find_backbone(source).state_dict()
-    if not hasattr(model, "score") or model.base_model.state_dict().keys() != weights.keys():
+    has_same_backbone = model.base_model.state_dict().keys() == weights.keys()
+    if not hasattr(model, "score") or not has_same_backbone:
         return None
     model.base_model.load_state_dict(weights)
     model.score.weight.data.zero_()
@@ -69,8 +74,11 @@ def _build_classifier(source: PreTrainedModel) -> PreTrainedModel | None:
 
 def zero_head(policy: Model) -> nn.Linear:
     """A linear head that gives 0 for every state of the policy."""
-    model = policy.get_base_model() if isinstance(policy, PeftModel) else policy
-    head = nn.Linear(model.config.get_text_config().hidden_size, 1, device=model.device)
+    model = policy
+    if isinstance(policy, PeftModel):
+        model = policy.get_base_model()
+    hidden_size = model.config.get_text_config().hidden_size
+    head = nn.Linear(hidden_size, 1, device=model.device)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head

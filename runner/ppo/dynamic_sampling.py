@@ -57,6 +57,10 @@ def roll_out_groups(trainer: Trainer, prompts: Sequence[Row]) -> Rollout:
 
 
 def _roll_out_prompts(trainer: Trainer, prompts: Sequence[Row], purpose: str) -> Rollout:
+    """The rollout of ``num_generations`` completions of each prompt; its rows stand together.
+
+    The ``purpose`` is a part of the seed, so that other prompts of a step get other noise.
+    """
     rows: list[Row] = []
     for prompt in prompts:
         rows += [prompt] * trainer.args.num_generations

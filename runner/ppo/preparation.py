@@ -151,6 +151,11 @@ def _check_rows(
 def _find_row_faults(
     rows: Dataset, context: float, tokenizer: PreTrainedTokenizerBase, needed: int, length: int
 ) -> Iterator[Fault]:
+    """The faults of prompts that are empty or too long, and of too few rows.
+
+    ``context`` tokens have room for a prompt and a response of ``length`` tokens; one update takes
+    the ``needed`` rows.
+    """
     room = context - length
     token_counts: dict[int, int] = {}
     for index, prompt in enumerate(rows["prompt"]):

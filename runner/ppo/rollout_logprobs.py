@@ -43,6 +43,11 @@ def compute_logprobs(trainer: Trainer, rollout: Rollout) -> None:
 def _compute_ref_logprobs(
     trainer: Trainer, rollout: Rollout, batches: Sequence[MicroBatch]
 ) -> None:
+    """Fill in the log-probabilities of the reference.
+
+    That is a model of its own where there is one. Else it is the policy's model without its
+    adapter, or with the adapter that it began with.
+    """
     actor_critic = trainer.actor_critic
     if trainer.ref_logprobs:
         reference: Callable[[MicroBatch, float], Tensor] = trainer.ref_logprobs

@@ -29,10 +29,14 @@ class RunningStats:
     squares: float = 0.0  # sum of squared distances from the mean
 
     def add(self, count: float, mean: float, squares: float) -> None:
-        """Take in the scores of a batch (Chan et al. 1979)."""
+        """Take in the scores of a batch (Chan et al. 1979).
+
+        ``squares`` is the sum of their squared distances from their own ``mean``.
+        """
         new_count = self.count + count
         distance = mean - self.mean
-        self.squares += squares + distance**2 * self.count * count / new_count
+        between = distance**2 * self.count * count / new_count  # as both means differ
+        self.squares += squares + between
         self.mean += distance * count / new_count
         self.count = new_count
 
@@ -51,10 +55,11 @@ class RunningStats:
         given_BR = ~earned_BR.isnan()
         scores_N = earned_BR[given_BR]
         if how != "none":
-            scores = torch.tensor(float(len(scores_N)), device=scores_N.device, dtype=torch.float64)
-            count = total(scores)
-            mean = total(scores_N.double().sum()) / count
-            squares = total((scores_N.double() - mean).square().sum())
+            exact_N = scores_N.double()
+            count_here = torch.tensor(len(scores_N), device=scores_N.device, dtype=torch.float64)
+            count = total(count_here)
+            mean = total(exact_N.sum()) / count
+            squares = total((exact_N - mean).square().sum())
             self.add(count.item(), mean.item(), squares.item())
             shift = self.mean if how == "whiten" else 0.0
             scores_N = (scores_N - shift) / self.deviation
@@ -81,6 +86,7 @@ def compute_rewards(trainer: Trainer, rollout: Rollout) -> Tensor:
     if args.kl_target is not None:  # Ziegler et al. 2019, section 2.2
         kl = mean_of_rows(rollout.kl_BR.sum(1), trainer.total, trainer.accelerator.num_processes)
         error = min(max(kl / args.kl_target - 1, -0.2), 0.2)
+        # The coefficient of this rollout stays; the next one has the new one.
         trainer.running.kl_coef *= 1 + error * len(rewards_BR) * args.world_size / args.kl_horizon
     if args.whiten_rewards:
         rewards_BR = whiten(rewards_BR, rollout.mask_BR, shift_mean=False, total=trainer.total)
@@ -88,6 +94,7 @@ def compute_rewards(trainer: Trainer, rollout: Rollout) -> Tensor:
 
 
 def _note_rollout(trainer: Trainer, rollout: Rollout, scores: RolloutScores) -> None:
+    """Note the figures of a rollout, with the coefficient of the KL that its rewards have."""
     if trainer.agent:
         trainer.note(tool_figures(rollout, trainer.total))
     kl_coef = trainer.running.kl_coef
@@ -97,6 +104,7 @@ def _note_rollout(trainer: Trainer, rollout: Rollout, scores: RolloutScores) -> 
     if trainer.args.num_generations > 1:
         scores_B = scores.figures["objective/scores"]
         differ_P = find_differing_groups(scores_B, trainer.args.num_generations)
-        share = mean_of_rows((~differ_P).float(), trainer.total, processes)
+        alike_P = (~differ_P).float()
+        share = mean_of_rows(alike_P, trainer.total, processes)
         trainer.note({"frac_reward_zero_std": share})
     trainer.note(rollout_figures(rollout, scores.figures, kl_coef, trainer.total, processes))

@@ -31,7 +31,8 @@ def update(trainer: Trainer, model: nn.Module, rollout: Rollout, rewards_BR: Ten
     else:
         counts = [len(rows) for rows in minibatches]
         weights_BR = rollout.mask_BR / rollout.mask_BR.sum(1, keepdim=True)
-    sizes = trainer.total(torch.tensor(counts, dtype=torch.float32, device=args.device)).tolist()
+    counts_here = torch.tensor(counts, dtype=torch.float32, device=args.device)
+    sizes = trainer.total(counts_here).tolist()
     rollout.weights_BR = weights_BR / sizes[0]
     compute_advantages(trainer, rollout, rewards_BR, minibatches[0])
     for number, (rows, size) in enumerate(zip(minibatches, sizes, strict=True), 1):
@@ -141,7 +142,8 @@ def _sum_over_processes(trainer: Trainer, model: nn.Module) -> None:
 
 def _note_update(trainer: Trainer, sums: Mapping[str, Tensor], steps: int) -> Tensor:
     """Note the figures of an update of so many optimizer steps; gives the mean loss."""
-    totals = trainer.total(torch.stack(list(sums.values()))).tolist()
+    sums_here = torch.stack(list(sums.values()))
+    totals = trainer.total(sums_here).tolist()
     named_totals = dict(zip(sums, totals, strict=True))
     trainer.note(update_figures(named_totals, steps))
     loss = named_totals["policy"] + trainer.args.vf_coef * named_totals["value"]

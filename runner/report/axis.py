@@ -208,7 +208,10 @@ def _leaves_of(cfg: Config) -> Leaves:
 def _find_leader(
     column: tuple[Hashable, ...], columns: Columns, choices: Collection[str]
 ) -> str | None:
-    """The key that a column follows: it has the same values, or is a choice that decides them."""
+    """The key that a column follows: it has the same values, or is a choice that decides them.
+
+    So a sweep over two trainers is one axis, and not one for each argument that they do not share.
+    """
     for key, leading in columns.items():
         if column == leading:
             return key
@@ -228,7 +231,8 @@ def short_target(node: object) -> str:
     if not isinstance(node, Mapping):
         return str(node)
     if "_target_" in node:
-        class_name = str(node["_target_"]).rpartition(".")[2]
+        target = str(node["_target_"])
+        _, _, class_name = target.rpartition(".")
         return re.sub(r"(?<=.)(Trainer|Config)$", "", class_name)
     return "+".join(map(str, node))
 

@@ -50,7 +50,8 @@ def to_card(
                 public_sets[value] = None
     model = run.manifest.get("model") or {}
     counts = [f"{number(model[key])} {key}" for key in PARAMETER_COUNTS if model.get(key)]
-    notes = [*copy[:1], ", ".join(counts), *copy[1:]]
+    model_size = ", ".join(counts)
+    notes = [*copy[:1], model_size, *copy[1:]]
     scores = []
     for row in score_rows(run):
         name = row.name.removeprefix("eval_")
@@ -110,15 +111,18 @@ def public(text: str) -> str:
     def masked(word: re.Match[str]) -> str:
         return "<secret>" if form_of(word[0]) else word[0]
 
-    return re.sub(r"\S+", masked, ROOTED.sub(r"<folder>\1", text))
+    without_paths = ROOTED.sub(r"<folder>\1", text)
+    return re.sub(r"\S+", masked, without_paths)
 
 
 def runs_below(run: RunRecord, visited: set[Path] | None = None) -> list[RunRecord]:
     """The runs that a run builds on, each once, behind those that it builds on itself.
 
-    ``visited`` are the folders that are listed already.
+    ``visited`` are the folders that are listed already: files that a user may have changed could
+    name each other in a circle.
     """
-    visited = visited if visited is not None else set()
+    if visited is None:
+        visited = set()
     visited.add(run.folder.absolute())
     runs: list[RunRecord] = []
     for folder in uses_of(run.cfg).values():
@@ -149,7 +153,10 @@ def _start_of(run: RunRecord) -> str:
     start = str(select(run.cfg, "model.path") or "a new model")
     path = Path(start)
     is_of_run = path.name == "model" and (path.parent / "config.yaml").is_file()
-    return path.parent.parent.name if is_of_run else start
+    if not is_of_run:
+        return start
+    group = path.parent.parent
+    return group.name
 
 
 def _to_index(run: RunRecord, path: str) -> JsonObject | None:
@@ -192,4 +199,5 @@ def base_of(run: RunRecord) -> str | None:
 
 def is_hub_name(path: str) -> bool:
     """True where a path names a repository of the hub rather than a folder of this machine."""
-    return bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path)) and not Path(path).exists()
+    looks_like_repository = bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path))
+    return looks_like_repository and not Path(path).exists()

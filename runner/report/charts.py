@@ -82,7 +82,8 @@ def to_chart_data(labels: Sequence[Label], charts: Mapping[str, Sequence[ChartCu
             deviations = _to_numbers(points.deviations) if has_band else False
             rows.append([chart_curve.label, chart_curve.is_dashed, index, values, deviations])
         largest = max((max(row.points.values) for row in curves), default=0)
-        data["charts"].append([file_name(title), title, rows, is_share(title) and largest <= 1])
+        shows_share = is_share(title) and largest <= 1
+        data["charts"].append([file_name(title), title, rows, shows_share])
     data["steps"] = list(steps)
     data["looks"] = {}
     for colour, look in LOOKS.items():
@@ -91,7 +92,10 @@ def to_chart_data(labels: Sequence[Label], charts: Mapping[str, Sequence[ChartCu
 
 
 def _index_in(steps: Steps, points: Curve) -> int:
-    """The index of the steps of a curve, which are added to ``steps`` if they are new."""
+    """The index of the steps of a curve, which are added to ``steps`` if they are new.
+
+    Most curves of a page have the same steps, which would be half of its numbers.
+    """
     rounded = tuple(round(step, 2) for step in points.steps)
     return steps.setdefault(rounded, len(steps))
 

@@ -76,17 +76,19 @@ def sections_of(ours: RunRecord, theirs: RunRecord) -> list[Section]:
         name, *followers = row.keys
         if followers:
             endings = dict.fromkeys(key.rpartition(".")[2] for key in followers)
-            name += f" (also {', '.join(endings)})"
+            listed = ", ".join(endings)
+            name += f" (also {listed})"
         rows.append(SectionRow(name, row.ours, row.theirs))
     sections = [Section("config", rows)]
-    their_facts = facts_of(theirs)
+    facts_of_theirs = facts_of(theirs)
     for subject, our_facts in facts_of(ours).items():
+        their_facts = facts_of_theirs[subject]
         rows = []
-        for name, our_fact, their_fact in differences(our_facts, their_facts[subject]):
+        for name, our_fact, their_fact in differences(our_facts, their_facts):
             our_text = _cell_text(our_fact)
             their_text = _cell_text(their_fact)
             rows.append(SectionRow(name, our_text, their_text))
-        is_unknown = not our_facts and not their_facts[subject]
+        is_unknown = not our_facts and not their_facts
         sections.append(Section(subject, rows, unknown=is_unknown))
     calls = _call_section(ours, theirs)
     if calls is not None:
@@ -106,8 +108,10 @@ def _call_section(ours: RunRecord, theirs: RunRecord) -> Section | None:
     if not our_counts and not their_counts:
         return None
     rows = []
-    for name, our_text, their_text in differences(our_counts, their_counts):
-        rows.append(SectionRow(name, _cell_text(our_text), _cell_text(their_text)))
+    for name, our_count, their_count in differences(our_counts, their_counts):
+        our_text = _cell_text(our_count)
+        their_text = _cell_text(their_count)
+        rows.append(SectionRow(name, our_text, their_text))
     first = first_different_call(ours, theirs)
     if first is not None:
         name = f"the first that differs: step {first.step}, {first.place}"
@@ -123,8 +127,10 @@ def _score_section(title: str, ours: Mapping[str, float], theirs: Mapping[str, f
         our_score = ours.get(name)
         their_score = theirs.get(name)
         if our_score != their_score:
+            our_text = number(our_score)
+            their_text = number(their_score)
             difference = format_difference(our_score, their_score)
-            rows.append(SectionRow(name, number(our_score), number(their_score), difference))
+            rows.append(SectionRow(name, our_text, their_text, difference))
     return Section(title, rows, is_numeric=True, unknown=not names)
 
 
@@ -265,13 +271,15 @@ def config_rows(ours: Config, theirs: Config) -> list[ConfigRow]:
         is_plain = _is_word_or_number(our_value) and _is_word_or_number(their_value)
         our_text = _cell_text(our_value)
         their_text = _cell_text(their_value)
-        identity = (our_text, their_text, "" if is_plain else key)
+        key_alone = "" if is_plain else key  # which shares its row with no other
+        identity = (our_text, their_text, key_alone)
         row = rows.setdefault(identity, ConfigRow([], our_text, their_text))
         row.keys.append(key)
     return list(rows.values())
 
 
 def _is_word_or_number(value: object) -> bool:
+    """True also of None, which stands for no value; not of a boolean."""
     return value is None or isinstance(value, str) or is_finite(value)
 
 

@@ -48,9 +48,9 @@ def command_of(run: RunRecord, seeds: Sequence[object] = ()) -> str:
     if words is None:
         return shlex.join(["python", "-m", "runner.launch", str(run)])
     if len(seeds) > 1:
-        words = [word for word in words if not word.lstrip("+").startswith("seed=")]
+        other_words = [word for word in words if not word.lstrip("+").startswith("seed=")]
         values = ",".join(map(str, seeds))
-        words = ["-m", *words, f"seed={values}"]
+        words = ["-m", *other_words, f"seed={values}"]
     return shlex.join(["python", "-m", "runner", *words])
 
 
@@ -164,8 +164,12 @@ def _facts_of_code(git: Mapping[str, object]) -> dict[str, object]:
 
 
 def changed_files(diff: str) -> Iterator[ChangedFile]:
-    """Each file of a git diff."""
-    for part in re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]:
+    """Each file of a git diff.
+
+    The digest tells two changes of one file apart that add and remove as many lines.
+    """
+    _, *parts = re.split(r"^diff --git ", diff, flags=re.MULTILINE)
+    for part in parts:
         head, *lines = part.splitlines()
         changed = []
         for line in lines:
@@ -173,10 +177,11 @@ def changed_files(diff: str) -> Iterator[ChangedFile]:
             if line.startswith(("+", "-")) and not is_header:
                 changed.append(line)
         added = sum(line.startswith("+") for line in changed)
-        content = "\n".join(changed).encode()
-        digest = hashlib.sha256(content).hexdigest()[:6]
-        name = head.rpartition(" b/")[2]
-        yield ChangedFile(name, added, len(changed) - added, digest)
+        removed = len(changed) - added
+        content = "\n".join(changed)
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        _, _, name = head.rpartition(" b/")
+        yield ChangedFile(name, added, removed, digest[:6])
 
 
 def list_facts(run: RunRecord) -> dict[str, str]:

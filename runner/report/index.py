@@ -30,7 +30,8 @@ from runner.run.record import RunRecord, read_run
 INDEX = ".index.sqlite"
 # The name of the table tells the version of the code that made its rows.
 SOURCES = [Path(str(module.__file__)) for module in (facts, number, history, record)]
-VERSION = hashlib.sha256("".join(map(sha256, SOURCES)).encode()).hexdigest()[:10]
+SOURCE_DIGESTS = "".join(map(sha256, SOURCES))
+VERSION = hashlib.sha256(SOURCE_DIGESTS.encode()).hexdigest()[:10]
 TABLE_NAME = f"runs_{VERSION}"
 TABLE = f"CREATE TABLE {TABLE_NAME} (folder BLOB PRIMARY KEY, record TEXT, seal TEXT)"
 
@@ -86,7 +87,8 @@ def read_group(group: Path, memory: Memory | None = None) -> list[RunOfMany]:
         stamp = stamp_of(folder)
         row = rows.pop(name, None)
         if row is None or row.seal != _seal_of(stamp, row.record):
-            text = json.dumps(_record_of(folder), default=str, skipkeys=True)
+            fields = _record_of(folder)
+            text = json.dumps(fields, default=str, skipkeys=True)
             row = IndexRow(text, _seal_of(stamp, text))
             if stamp.latest < settled:
                 remembered[name] = row
@@ -112,7 +114,8 @@ def read_runs(folders: Sequence[Path]) -> list[RunOfMany]:
     """The runs of some folders, each of one run or of a group, without doubles."""
     runs = {}
     for folder in folders:
-        for run in read_group(folder.parent if is_run(folder) else folder):
+        group = folder.parent if is_run(folder) else folder
+        for run in read_group(group):
             if run.folder in folders or run.folder.parent in folders:
                 runs[run.folder] = run
     return list(runs.values())
@@ -126,16 +129,22 @@ def _open_index(path: Path) -> tuple[sqlite3.Connection, Rows]:
         database.deserialize(file.read())
         verdict = database.execute("PRAGMA integrity_check").fetchall()
         tables = database.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL").fetchall()
+        # Another table, or one more, is that of another version of the code.
         if verdict == [("ok",)] and tables == [(TABLE,)]:
-            table = database.execute(f"SELECT * FROM {TABLE_NAME}")
-            return database, {name: IndexRow(record, seal) for name, record, seal in table}
+            rows = {}
+            for name, record, seal in database.execute(f"SELECT * FROM {TABLE_NAME}"):
+                rows[name] = IndexRow(record, seal)
+            return database, rows
     database = sqlite3.connect("")  # sqlite moves it to a temporary file if it grows large
     database.execute(TABLE)
     return database, {}
 
 
 def stamp_of(folder: Path) -> Stamp:
-    """The stamp of a run folder: of its metadata files and of the folders in it."""
+    """The stamp of a run folder: of its metadata files and of the folders in it.
+
+    The time of a folder changes when a file in it comes or goes, such as a checkpoint.
+    """
     stats: dict[str, os.stat_result] = {}
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         stats[folder.name] = os.stat(folder)
@@ -153,7 +162,8 @@ def stamp_of(folder: Path) -> Stamp:
 
 def _seal_of(stamp: Stamp, record: str) -> str:
     """The hash of a record and of the stamp of its files, by which a change of either is seen."""
-    return hashlib.sha256(f"{stamp.text}{record}".encode()).hexdigest()
+    content = f"{stamp.text}{record}"
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _record_of(folder: Path) -> dict[str, object]:
@@ -183,7 +193,9 @@ def _shared(node: Any, previous: Any) -> Any:
     """
     if not isinstance(node, dict) or not isinstance(previous, dict):
         is_equal = type(node) is type(previous) and node == previous
-        return previous if is_equal and not isinstance(node, list) else node
+        if is_equal and not isinstance(node, list):  # whose items may be 1 here and true there
+            return previous
+        return node
     shared = {}
     for key, value in node.items():
         shared[sys.intern(key)] = _shared(value, previous.get(key))

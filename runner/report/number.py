@@ -12,10 +12,12 @@ def format_spread(mean: float | None, sd: float | None) -> str:
     """A mean with its standard deviation, or the mean alone where there is no deviation."""
     if mean is None or sd is None:
         return number(mean)
-    if sd <= 1e-12 * max(1.0, abs(mean)):  # equal values whose mean was rounded
+    scale = max(1.0, abs(mean))
+    if sd <= 1e-12 * scale:  # equal values whose mean was rounded
         sd = 0.0
     # All digits before the point of a large deviation, two digits of a small one.
-    digits = max(2, len(str(round(sd))))
+    whole_part = str(round(sd))
+    digits = max(2, len(whole_part))
     return f"{number(mean)} ± {number(sd, digits)}"
 
 
@@ -30,8 +32,9 @@ def format_difference(before: float | None, after: float | None) -> str:
     """The change from one number to another with its sign; empty where one of them is missing."""
     if before is None or after is None:
         return ""
-    sign = "+" if after > before else ""
-    return f"{sign}{number(after - before, 3)}"
+    change = number(after - before, 3)
+    sign = "+" if after > before else ""  # a minus is part of the number
+    return f"{sign}{change}"
 
 
 def format_value(value: object) -> str:
@@ -45,8 +48,11 @@ def format_value(value: object) -> str:
             if key != "_target_":
                 arguments.append(f"{key}={format_value(argument)}")
         inner = ", ".join(arguments)
-        class_name = str(value.get("_target_", "")).rpartition(".")[2]
-        return f"{class_name}({inner})" if class_name else f"{{{inner}}}"
+        target = str(value.get("_target_", ""))
+        _, _, class_name = target.rpartition(".")
+        if not class_name:
+            return f"{{{inner}}}"
+        return f"{class_name}({inner})"
     if isinstance(value, float):
         return number(value, 6)
     if isinstance(value, str):
@@ -70,10 +76,12 @@ def short(text: str, width: int) -> str:
     text = to_visible(text)
     if len(text) <= width:
         return text
-    tail_width = (width - 1) // 2
-    head_width = width - 1 - tail_width
+    letters_left = width - 1  # beside the sign of the cut
+    tail_width = letters_left // 2
+    head_width = letters_left - tail_width
+    head = text[:head_width]
     tail = text[len(text) - tail_width :]
-    return f"{text[:head_width]}…{tail}"
+    return f"{head}…{tail}"
 
 
 def plural(count: int, noun: str) -> str:
@@ -84,9 +92,11 @@ def plural(count: int, noun: str) -> str:
 
 def format_duration(seconds: float) -> str:
     """A duration as people read it: ``42 s``, ``3:07``, ``1:05 h``."""
-    minutes, rest = divmod(round(seconds), 60)
+    whole_seconds = round(seconds)
+    minutes, rest = divmod(whole_seconds, 60)
     if minutes <= 0:  # also of a clock that was set back
-        return f"{round(seconds)} s"
+        return f"{whole_seconds} s"
     if minutes < 60:
         return f"{minutes}:{rest:02}"
-    return f"{minutes // 60}:{minutes % 60:02} h"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02} h"

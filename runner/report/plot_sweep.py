@@ -167,7 +167,10 @@ def _earlier_colour(setting: SweepSetting, summary: Summary) -> str:
 
 
 def band(runs: Sequence[RunRecord], name: str) -> Curve:
-    """The mean and the deviation of a metric over runs, at each step that any of them logged."""
+    """The mean and the deviation of a metric over runs, at each step that any of them logged.
+
+    Of a step that only one of the runs has logged the deviation is 0.
+    """
     if len(runs) == 1:  # faster, for pages of many settings
         steps, values = curve(runs[0].lines, name)
         return Curve(steps, values, [0.0] * len(steps))
@@ -205,7 +208,8 @@ def _axis_picture(
                 means.append(mean)
                 if styled.colour in LOOKS or rank % stride == 0:
                     # The settings of one value share 0.3 of the distance between values.
-                    x = place + 0.3 * ((index + 0.5) / len(ranked) - 0.5)
+                    position = (index + 0.5) / len(ranked) - 0.5  # around the middle, 0
+                    x = place + 0.3 * position
                     sd = styled.setting.sd(name) or 0.0
                     point = Curve([x], [mean], [sd])
                     label = styled.label if has_labels else None
@@ -287,7 +291,9 @@ def _trade_pictures(settings: Sequence[StyledSetting]) -> Iterator[Picture]:
                     marker = LOOKS.get(styled.colour, PLAIN_LOOK).marker
                     style = {"color": styled.colour, "markersize": 6, "label": label}
                     axes.plot(path.steps, path.values, color=styled.colour, alpha=0.4, linewidth=1)
-                    axes.plot(path.steps[-1], path.values[-1], marker, **style)
+                    last_distance = path.steps[-1]
+                    last_reward = path.values[-1]
+                    axes.plot(last_distance, last_reward, marker, **style)
                     label = None  # one for all runs of a setting
             axes.grid()
         if axes.lines:
@@ -336,7 +342,8 @@ def _curve_picture(settings: Sequence[StyledSetting], name: str) -> Picture:
             start = min(points.steps[0] for _, points in bands)
             axes.set_xlim(start - 0.1 * limit, 1.1 * limit)
             count = plural(len(beyond), "setting")
-            axes.set_xlabel(f"step ({count} beyond, to {number(max(beyond))})")
+            farthest = number(max(beyond))
+            axes.set_xlabel(f"step ({count} beyond, to {farthest})")
     return Picture(CURVE_PREFIX + file_name(name), name, axes.figure)
 
 
@@ -345,7 +352,10 @@ def _cut(points: Curve, limit: float) -> Curve:
     end = bisect(points.steps, limit)
     if len(points.steps) > 2:
         end += 1
-    return Curve(points.steps[:end], points.values[:end], points.deviations[:end])
+    steps = points.steps[:end]
+    values = points.values[:end]
+    deviations = points.deviations[:end]
+    return Curve(steps, values, deviations)
 
 
 def sweep_charts(summary: Summary) -> ChartData:

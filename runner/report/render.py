@@ -33,6 +33,10 @@ def fill_template(
 
 @cache
 def _environment() -> "Environment":
+    """The settings and filters of all templates, made once.
+
+    What a page shows comes from run folders, so everything in HTML is escaped.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
     environment = Environment(

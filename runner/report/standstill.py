@@ -41,7 +41,8 @@ def describe_standstill(run: RunRecord, held_out: Sequence[Change]) -> str | Non
     if score and score.is_better and not score.is_chance:
         return None
     for figure in held_out:
-        is_moved = abs(figure.after - figure.before) > HELD_OUT_SHARE * abs(figure.before)
+        distance = abs(figure.after - figure.before)
+        is_moved = distance > HELD_OUT_SHARE * abs(figure.before)
         if figure.kind == "loss" and is_moved:
             return None
     third = len(values) // 3
@@ -58,9 +59,10 @@ def describe_standstill(run: RunRecord, held_out: Sequence[Change]) -> str | Non
     fix = f"a higher {key}="
     if isinstance(rate, int | float):
         fix = f"{key}={number(10 * rate)}, ten times its rate"
+    scatter = number(scatter_of(values), 2)
     return (
         f"the {name} has not moved beyond its noise in {steps}, {change} with a scatter of "
-        f"{number(scatter_of(values), 2)}: {fix}, or more steps"
+        f"{scatter}: {fix}, or more steps"
     )
 
 
@@ -78,7 +80,8 @@ def describe_silent_end(run: RunRecord) -> str | None:
     alike = "all completions of each prompt earned the same"
     _, earned = curve(run.lines, _progress_figure(run))
     if earned:
-        alike += f", {number(fmean(earned[-silent:]))} on average"
+        earned_at_end = fmean(earned[-silent:])
+        alike += f", {number(earned_at_end)} on average"
     if silent == len(shares):
         all_steps = plural(run.status["step"], "step")
         return f"nothing was learnt in {all_steps}: {alike}: prompts that are solved now and then"
@@ -140,9 +143,12 @@ def has_moved(values: Sequence[float]) -> bool:
     scatter = scatter_of(values)
     third = len(values) // 3
     end = fmean(values[-third:])
-    for count in (2, len(values) // 8, third):
-        error = scatter * math.sqrt(1 / max(count, 1) + 1 / third)
-        if abs(fmean(values[: max(count, 1)]) - end) > SIGMAS * error:
+    eighth = max(1, len(values) // 8)
+    for count in (2, eighth, third):
+        beginning = fmean(values[:count])
+        # The standard error of the difference of two means of so many values.
+        error = scatter * math.sqrt(1 / count + 1 / third)
+        if abs(beginning - end) > SIGMAS * error:
             return True
     return False
 

@@ -69,7 +69,8 @@ class Sheet:
         """The marks that occur in the rows, each with its meaning."""
         present = set[str]()
         for row in self.rows:
-            present.update(to_mark(row, index) for index in range(len(row.ids)))
+            for index in range(len(row.ids)):
+                present.add(to_mark(row, index))
         legend = {}
         for mark, look in MARKS.items():
             if mark in present and mark != UNTRAINED:
@@ -98,8 +99,9 @@ def to_blocks(rows: Iterable[TokenRow], scored: bool = False) -> Iterator[list[B
         else:
             blocks = []
             for row in sequences:
-                heading = f"{name} {row.role}".strip()
-                blocks.append(Block(f"{heading}: {_describe_counts(row, scored)}", row))
+                title = f"{name} {row.role}".strip()
+                heading = f"{title}: {_describe_counts(row, scored)}"
+                blocks.append(Block(heading, row))
             yield blocks
 
 
@@ -148,8 +150,9 @@ def _describe_counts(row: TokenRow, scored: bool) -> str:
     if row.role == "prompt" or scored:
         return f"{size} tokens{notes}"
     trained = sum(row.trained)
+    share = trained / max(1, size)
     weights = _describe_weights(row)
-    return f"{trained} of {size} tokens trained ({trained / max(1, size):.0%}){weights}{notes}"
+    return f"{trained} of {size} tokens trained ({share:.0%}){weights}{notes}"
 
 
 def _describe_weights(row: TokenRow) -> str:
@@ -163,8 +166,9 @@ def _describe_weights(row: TokenRow) -> str:
     lowest = format_value(min(weights))
     if len(weights) == 1:
         return f", weights {lowest}"
+    highest = format_value(max(weights))
     word = "to" if len(weights) > 2 else "and"
-    return f", weights {lowest} {word} {format_value(max(weights))}"
+    return f", weights {lowest} {word} {highest}"
 
 
 def to_mark(row: TokenRow, index: int) -> str:
@@ -202,11 +206,16 @@ def format_sheet(sheet: Sheet, *, colour: bool = False, width: int = MAX_WIDTH) 
 
 
 def _styled(text: str, mark: str) -> str:
-    return f"\x1b[{MARKS[mark].style}m{text}\x1b[0m"
+    """A text in the style of a mark, for a terminal."""
+    style = MARKS[mark].style
+    return f"\x1b[{style}m{text}\x1b[0m"
 
 
 def _text_lines(row: TokenRow, colour: bool, width: int) -> Iterator[str]:
-    """The text wrapped at the width, each line with its marks below it where there are any."""
+    """The text wrapped at the width, each line with its marks below it where there are any.
+
+    A mark is repeated for a character that takes two cells, or it would not stand below it.
+    """
     text, marks = _marked_text(row)
     for paragraph in text.splitlines(keepends=True):
         for line in chop_cells(paragraph.rstrip("\n"), width) or [""]:
@@ -237,8 +246,10 @@ def _marked_text(row: TokenRow) -> tuple[str, str]:
         stretch = "".join(visible for _, visible in group)
         if len(stretch) > MAX_STRETCH:
             half = MAX_STRETCH // 2
-            note = f"[... {len(stretch) - MAX_STRETCH} characters ...]"
-            stretch = f"{stretch[:half]} {note} {stretch[-half:]}"
+            left_out = len(stretch) - MAX_STRETCH
+            beginning = stretch[:half]
+            end = stretch[-half:]
+            stretch = f"{beginning} [... {left_out} characters ...] {end}"
         text += stretch
         marks += mark * len(stretch)
     return text, marks

@@ -17,13 +17,20 @@ MIN_LIKENESS = 0.65  # of a word and the name of a run that may be meant
 
 def is_run(folder: Path) -> bool:
     """True for the folder of a run, even of one whose config was lost."""
-    return any(os.path.isfile(f"{folder}/{name}") for name in METADATA[:3])
+    for name in METADATA[:3]:
+        if os.path.isfile(f"{folder}/{name}"):
+            return True
+    return False
 
 
 def find_folders(group: Path) -> list[Path]:
     """The folders of the runs of a name, in the order of their names."""
-    paths = [group / name for name in sorted(os.listdir(group)) if name[0] != "."]
-    return [path for path in paths if is_run(path)]
+    folders = []
+    for name in sorted(os.listdir(group)):
+        path = group / name
+        if not name.startswith(".") and is_run(path):
+            folders.append(path)
+    return folders
 
 
 def find_group(word: str, root: Path) -> Path | None:
@@ -52,6 +59,7 @@ def find_run(word: str, verb: str, root: Path) -> Path | Fault:
 
     ``verb`` is the command with its words so far, for the fix.
     """
+    # As a path from here, or below the folder of all runs.
     places = [path for path in (Path(word), root / word) if path.is_dir()]
     for path in places:
         if is_run(path):
@@ -60,8 +68,9 @@ def find_run(word: str, verb: str, root: Path) -> Path | Fault:
     for path in places:
         if not candidates:
             candidates = find_folders(path)
-    if word and not places:
-        candidates = [path for path in sorted(root.glob(f"*/*-{word}")) if is_run(path)]
+    if word and not places:  # perhaps the key of a run, with which its folder's name ends
+        paths = sorted(root.glob(f"*/*-{word}"))
+        candidates = [path for path in paths if is_run(path)]
     if len(candidates) == 1:
         return candidates[0]
     if candidates:

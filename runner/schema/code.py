@@ -93,6 +93,7 @@ def hash_packages(packages: Iterable[str]) -> str:
 
 
 def _source_files(module: Module) -> dict[str, Path]:
+    """The source files of a module, or of a package with all below it, by their names in it."""
     files: dict[str, Path] = {}
     if not module.folders and module.file:
         files[module.file.name] = module.file

@@ -37,6 +37,11 @@ def read_comments(text: str) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=256)
 def _descriptions_of(definition: Definition) -> dict[str, str]:
+    """The descriptions of the arguments of a function or a class, by their names.
+
+    Those of a class win over those of its bases; its comments, its docstring, that of its
+    constructor and the help of its fields win over each other in this order.
+    """
     node = definition.node
     if isinstance(node, Function):
         docstring = ast.get_docstring(node) or ""

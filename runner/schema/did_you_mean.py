@@ -65,16 +65,22 @@ def files_beside(path: Path, suffixes: Collection[str]) -> list[str]:
     """
 
     def rank(name: str) -> tuple[bool, float, str]:
-        return not name.endswith(path.suffix), -likeness(path.name, name), name
+        has_other_suffix = not name.endswith(path.suffix)
+        return has_other_suffix, -likeness(path.name, name), name
 
-    names = [file for file in path.parent.glob("[!.]*") if file.suffix.lower() in suffixes]
-    files = filter(Path.is_file, names)
-    return sorted(map(str, files), key=rank)
+    names = []
+    for file in path.parent.glob("[!.]*"):
+        if file.suffix.lower() in suffixes and file.is_file():
+            names.append(str(file))
+    return sorted(names, key=rank)
 
 
 # --- Words of a command line ----------------------------------------------------------------------
 def join_pairs(words: Sequence[str]) -> list[str]:
-    """The words, in which those that are a key with its value together are one key=value."""
+    """The words, in which those that are a key with its value together are one key=value.
+
+    NUL stands between the words meanwhile: it is the one letter that none of them can hold.
+    """
     typed = "\0".join(words)
     joined = PAIR.sub(r"\1=", typed)
     if joined == typed:
@@ -88,13 +94,18 @@ def to_flag(word: str) -> str:
     if not dashed:
         return ""
     name = dashed[1]
-    return f"--{name}" if len(name) > 1 else f"-{name}"
+    dashes = "--" if len(name) > 1 else "-"
+    return dashes + name
 
 
 def seen_letters(word: str) -> str:
     """A word without the signs that nobody sees, and without blanks around it."""
-    letters = [letter for letter in word if letter.isprintable() or letter.isspace()]
-    return "".join(letters).strip()
+    letters = []
+    for letter in word:
+        if letter.isprintable() or letter.isspace():
+            letters.append(letter)
+    text = "".join(letters)
+    return text.strip()
 
 
 def respellings(word: str) -> Iterator[list[str]]:
@@ -109,12 +120,14 @@ def respellings(word: str) -> Iterator[list[str]]:
         name = dashed.strip("-.") or "mine"
         yield [f"name={name}"]
         return
+    # Several words where a blank and another `key=` follow.
     pieces = re.split(r"\s+(?=[\w./@]+\s*=)", text)
     words = [re.sub(r"\s*=\s*", "=", piece, count=1) for piece in pieces]
     yield words
-    closed = words[-1].rstrip(",;")
+    *first_words, last_word = words
+    closed = last_word.rstrip(",;")
     for opening, closing in ("[]", "{}"):
         if f"={opening}" in closed:
             lacking = closed.count(opening) - closed.count(closing)
             closed += closing * max(0, lacking)
-    yield [*words[:-1], closed]
+    yield [*first_words, closed]

@@ -21,7 +21,10 @@ def to_text(value: object) -> str:
             texts = ",".join(map(to_text, value))
             return f"[{texts}]"
         case dict():
-            items = [f"{key}:{to_text(inner)}" for key, inner in value.items()]
+            items = []
+            for key, inner in value.items():
+                inner_text = to_text(inner)
+                items.append(f"{key}:{inner_text}")
             return "{" + ",".join(items) + "}"
         case str():
             if UNQUOTED.fullmatch(value) and not CONSTANT.fullmatch(value):
@@ -31,7 +34,10 @@ def to_text(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    quote = '"' if "'" in text and '"' not in text else "'"
+    """A text in quotes, as Hydra reads it; in the kind that it does not hold itself, if it can."""
+    quote = "'"
+    if "'" in text and '"' not in text:
+        quote = '"'
     # Hydra takes a backslash as such unless a quote comes after it.
     doubled = re.sub(rf"(\\+)({quote}|\Z)", r"\1\1\2", text)
     escaped = doubled.replace(quote, f"\\{quote}")
@@ -54,14 +60,20 @@ def number(value: float | None, digits: int = 4) -> str:
     """A number for people, with so many significant digits; ``-`` for None."""
     if value is None:
         return "-"
-    if isinstance(value, int) or (abs(value) < 1e6 and float(value).is_integer()):
+    is_short_whole = abs(value) < 1e6 and float(value).is_integer()
+    if isinstance(value, int) or is_short_whole:
         return str(int(value))
     return short_exponent(f"{value:.{digits}g}")
 
 
 def short_exponent(text: str) -> str:
     """The text of a number whose exponent has no needless signs and zeros: 1e-6 for 1e-06."""
-    return re.sub(r"(?<=\d)e([+-])0*(?=\d)", lambda sign: f"e{sign[1].strip('+')}", text)
+
+    def shorten(exponent: re.Match[str]) -> str:
+        sign = exponent[1].strip("+")
+        return f"e{sign}"
+
+    return re.sub(r"(?<=\d)e([+-])0*(?=\d)", shorten, text)
 
 
 def to_list(value: object) -> list[Any]:

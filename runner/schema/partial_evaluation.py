@@ -156,6 +156,7 @@ class Evaluator(ast.NodeVisitor):
         return "".join(texts)
 
     def visit_Call(self, node: ast.Call) -> object:
+        """The value of a call of a function that is known here; of any other UNKNOWN."""
         match node:
             case ast.Call(func=ast.Name(id="isinstance"), args=[value, classes]):
                 return self.apply(functools.partial(_is_instance, classes=classes), value)
@@ -179,10 +180,14 @@ class Evaluator(ast.NodeVisitor):
         if not isinstance(items, list):
             return UNKNOWN
         name = dotted_name(loop.target)
-        truths = [Evaluator({**self.values, name: item}).truth(test) for item in items]
+        truths = []
+        for item in items:
+            evaluator = Evaluator({**self.values, name: item})
+            truths.append(evaluator.truth(test))
         return _combined(truths, decisive=True)
 
     def visit_Compare(self, node: ast.Compare) -> object:
+        """The truth of a chain such as ``a < b < c``, which is that of ``a < b`` and ``b < c``."""
         truths = []
         left = node.left
         for comparison, right in zip(node.ops, node.comparators, strict=True):
@@ -228,6 +233,7 @@ def _is_instance(value: object, classes: ast.expr) -> bool:
 
 
 def _is_of_class(value: object, name: str) -> bool:
+    """True for an object of the class of this name; ValueError where nobody can tell."""
     if isinstance(value, Something):
         if not value.classes and name in ("list", "dict"):
             raise ValueError(name)

@@ -32,11 +32,15 @@ class Range:
     def __str__(self) -> str:
         ends = []
         if not math.isinf(self.low):
-            ends.append(f"{'above' if self.above else 'at least'} {self.low}")
+            word = "above" if self.above else "at least"
+            ends.append(f"{word} {self.low}")
         if not math.isinf(self.high):
-            ends.append(f"{'below' if self.below else 'at most'} {self.high}")
+            word = "below" if self.below else "at most"
+            ends.append(f"{word} {self.high}")
         text = " and ".join(ends)
-        return text if self.special is None else f"{text}, or {self.special}"
+        if self.special is not None:
+            text += f", or {self.special}"
+        return text
 
 
 POSITIVE = Range(low=0, above=True)
@@ -76,7 +80,8 @@ MoreThanOne = Annotated[float, MORE_THAN_ONE]
 def read_range(annotation: ast.expr | None, module: Module | None) -> Range | None:
     """The range that an annotation gives a number, also inside a list or beside None.
 
-    None where it gives none.
+    None where it gives none. ``module`` is where the annotation stands, in which its names are
+    looked up; without one only what the annotation itself spells out is read.
     """
     match annotation:
         case ast.BinOp(op=ast.BitOr(), left=left, right=right):

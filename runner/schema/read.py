@@ -138,6 +138,7 @@ UNREADABLE = Arguments(is_open=True)
 # A definition is another one as soon as its file was written again.
 @functools.lru_cache(maxsize=1024)
 def _arguments_of(definition: Definition) -> Arguments:
+    """The arguments of a function, or of the constructor of a class."""
     node = definition.node
     if isinstance(node, ast.ClassDef):
         # A decorator or a metaclass may write the constructor, as attrs does.
@@ -210,6 +211,11 @@ class KwargsUse:
 
 
 def _use_of_kwargs(body: list[ast.stmt], kwargs: str) -> KwargsUse:
+    """The use that the statements of a function make of the mapping of this name.
+
+    Each mention of the mapping has to be of a kind that is understood. One that is not, such as a
+    call that gets all of it, may read any name: then every argument has to be taken for possible.
+    """
     names: list[str] = []
     super_calls: list[ast.Call] = []
     mentions = 0

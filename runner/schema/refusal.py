@@ -82,6 +82,10 @@ def find_refusals(target: str, method: str, known: dict[str, object]) -> list[Re
 
 
 def _follow_function(function: Definition | None, scope: Scope) -> Iterator[Refusal]:
+    """Yield the errors of a method, if it is one of the libraries whose source we read.
+
+    The code of a user's own class may do anything to the values, so that afterwards none is known.
+    """
     if function is None:
         return
     package = function.module.name.partition(".")[0]

@@ -162,6 +162,7 @@ def find_module(name: str) -> Module | None:
 
 @once_of_libraries
 def _find_top(name: str) -> Module | None:
+    """The module or package of a name without dots, which is found and not imported."""
     spec = None
     with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(name)
@@ -327,6 +328,11 @@ def last_name(expression: ast.expr | None) -> str:
 
 
 def _submodule(module: Module, name: str) -> Module | None:
+    """The module or package of this name in the folders of a package; None where there is none.
+
+    As Python does, it prefers a package to a module, and takes a folder without ``__init__.py``
+    for a package. Here such a folder has to hold source.
+    """
     dotted = f"{module.name}.{name}".lstrip(".")
     for folder in module.folders:
         path = os.path.join(folder, name)
@@ -337,8 +343,10 @@ def _submodule(module: Module, name: str) -> Module | None:
             return Module(dotted, Path(f"{path}.py"))
         if any(os.path.isfile(path + suffix) for suffix in EXTENSION_SUFFIXES):
             return Module(dotted)
-        if os.path.isdir(path) and any(file.endswith(".py") for file in os.listdir(path)):
-            return Module(dotted, None, (path,))
+        if os.path.isdir(path):
+            has_source = any(file.endswith(".py") for file in os.listdir(path))
+            if has_source:
+                return Module(dotted, None, (path,))
     return None
 
 
@@ -408,6 +416,7 @@ def _collect(body: list[ast.stmt], module: Module) -> Bindings:
 def _collect_imports(
     statement: ast.Import | ast.ImportFrom, module: Module, bindings: Bindings
 ) -> None:
+    """Add the names that an import binds in a module."""
     if isinstance(statement, ast.Import):
         for alias in statement.names:  # ``import a.b`` binds a, ``import a.b as c`` binds a.b
             imported = alias.name if alias.asname else alias.name.partition(".")[0]

@@ -74,6 +74,7 @@ class Type:
         return isinstance(value, CLASSES[self.kind])
 
     def _accepts_constant(self, value: object) -> bool:
+        """True for one of the constants; 1 is not True, which Python takes for equal."""
         same_type = [constant for constant in self.values if type(constant) is type(value)]
         if value in same_type:
             return True
@@ -87,11 +88,21 @@ class Type:
         return False
 
     def _accepts_items(self, items: list[object]) -> bool:
+        """True for items of the types of a tuple, one each, or all of the one type of a list."""
         if self.kind == "tuple" and self.parts:
-            return len(items) == len(self.parts) and all(map(Type.accepts, self.parts, items))
-        return not self.parts or all(map(self.parts[0].accepts, items))
+            if len(items) != len(self.parts):
+                return False
+            return all(map(Type.accepts, self.parts, items))
+        if not self.parts:
+            return True
+        item_type = self.parts[0]
+        return all(map(item_type.accepts, items))
 
     def _accepts_entries(self, entries: Mapping[object, object]) -> bool:
+        """True for entries whose keys and values have the types of a dict, or of a record's keys.
+
+        A record, which is a TypedDict, may lack keys, and has no others.
+        """
         if self.kind == "record":
             parts = dict(zip(self.values, self.parts, strict=True))
             for key, value in entries.items():

@@ -753,8 +753,8 @@ DEFECTS = (
         "same_noise_each_update",
         "Every rollout is drawn with the random numbers of the first one.",
         "runner/ppo/random_numbers.py",
-        "generator = seeded_generator(args.seed, purpose, step)\n    everyone_BR",
-        "generator = seeded_generator(args.seed, purpose, 0)\n    everyone_BR",
+        "generator = seeded_generator(args.seed, purpose, step)\n    all_rows",
+        "generator = seeded_generator(args.seed, purpose, 0)\n    all_rows",
         tests=("tests/test_ppo.py::test_each_update_draws_with_random_numbers_of_its_own",),
     ),
     Defect(

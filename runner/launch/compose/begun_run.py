@@ -30,7 +30,9 @@ def as_begun(
     has_neighbours = any((folder.parent.parent / name).is_dir() for name in names)
     if rate is None or folder.is_dir() or not has_neighbours:
         return composed
-    earlier = _with_begun_sampler(compose([*words, f"{KEY}={rate.usual!r}"], folders, starts))
+    rate_word = f"{KEY}={rate.usual!r}"
+    earlier = compose([*words, rate_word], folders, starts)
+    earlier = _with_begun_sampler(earlier)
     run = Run(folder_of(earlier.cfg, composed.overrides))
     if not (run.folder / "config.yaml").is_file() or select(run.cfg, FACTOR_KEY) is not None:
         return composed
@@ -41,6 +43,11 @@ def as_begun(
 
 
 def _with_begun_sampler(composed: Composed) -> Composed:
+    """The configuration with the sampler of transformers, if its run has begun with that one.
+
+    It has where there is no folder of the run as it would be today, but one of the same
+    configuration without a word on the sampler.
+    """
     choice = composed.sampler
     # One that was chosen by hand is left.
     if choice is None or not choice.is_automatic or choice.value != RUNNER:

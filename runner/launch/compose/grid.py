@@ -149,15 +149,18 @@ def _swept_first(options: Mapping[str, Sequence[SweptWord]]) -> list[str]:
     """
     for key, swept_words in options.items():
         is_mapping = "={" in swept_words[0].word
-        if key.startswith("~") or (
-            is_mapping and any(name.startswith(f"{key}.") for name in options)
-        ):
+        has_inner_keys = any(name.startswith(f"{key}.") for name in options)
+        if key.startswith("~") or (is_mapping and has_inner_keys):
             return list(options)
     return sorted(options, key=lambda key: len(options[key]) == 1)
 
 
 def _words_to_check(number_keys: NumberKeys) -> dict[str, set[str]]:
-    """The words of each key that are checked in each combination: all where these are few."""
+    """The words of each key that are checked in each combination: all where these are few.
+
+    Where they are many, it is CHECKED or a fiftieth of them, so that checks take little beside the
+    rest; the longest keys lose words first.
+    """
     most = max(CHECKED, _count_combinations(number_keys) // 50)
     chosen: dict[str, set[str]] = {}
     for key, swept_words in number_keys.items():
@@ -188,6 +191,7 @@ def _telling_words(words: Sequence[SweptWord]) -> list[SweptWord]:
 
 
 def _value_of(swept: SweptWord) -> Any:
+    """A key to sort numbers by."""
     return swept.value
 
 

@@ -63,8 +63,11 @@ class References:
         group = Path(str(name)).expanduser()
         if not group.is_dir():
             group = Path(str(_root_.output_root), str(name))
-        records = [read_run(folder) for folder in finished_runs(group.parent, group.name)]
-        records = [record for record in records if not record.faults]
+        records = []
+        for folder in finished_runs(group.parent, group.name):
+            record = read_run(folder)
+            if not record.faults:
+                records.append(record)
         objective = choose_objective(records)
         scores: dict[Path, float] = {}
         if objective is not None:
@@ -72,18 +75,21 @@ class References:
                 score = record.score(objective.name)
                 if score is not None:
                     scores[record.folder] = score
-        if objective is None or len(scores) < 2:
+        if objective is None or len(scores) < 2:  # there is nothing to choose by
             return self._newest(key, group.parent, group.name)
-        best = min(scores, key=scores.__getitem__)
-        if objective.maximise:
-            best = max(scores, key=scores.__getitem__)
+        ascending = sorted(scores, key=scores.__getitem__, reverse=objective.maximise)
+        best = ascending[0]
         reason = f"the best of {len(records)} finished runs"
         score_text = number(scores[best])
         self.notes[best] = f"{key} is {best}, {reason} ({objective.name} {score_text})"
         return str(best / "model")
 
     def _newest(self, key: str, root: Path, name: str) -> str:
-        """The folder of the model of the newest finished run that a name means."""
+        """The folder of the model of the newest finished run that a name means.
+
+        Where none of the runs that are meant can be read, because they are of another format, that
+        is the fault, and not that there is no model.
+        """
         finished = finished_runs(root, name)
         meant = finished[-1:] or run_folders(root, name)
         faults = [read_run(folder).faults for folder in meant]
@@ -118,10 +124,11 @@ class References:
         """The fault of a reference to runs that are not there, or of which none has finished."""
         begun = [Run(folder) for folder in run_folders(root, name)]
         if begun:
-            states = ", ".join(f"{run} is {run.status()['state']}" for run in begun)
+            states = [f"{run} is {run.status()['state']}" for run in begun]
+            listed_states = ", ".join(states)
             return Fault(
                 where=key,
-                found=f"${{run:{name}}} has no finished model: {states}",
+                found=f"${{run:{name}}} has no finished model: {listed_states}",
                 expected="a finished run",
                 fix=f"python -m runner.launch {begun[-1]}  (to finish it)",
             )
@@ -142,8 +149,10 @@ class References:
         )
 
     def _fix(self, key: str, name: str, finished: list[str]) -> str:
+        """The word to type: the stage or run that looks most like the name, else the last stage."""
         stages = list(self.models)
-        likeliest = best_guess(name, [*stages, *finished], *stages[-1:])
+        last_stage = stages[-1:]
+        likeliest = best_guess(name, [*stages, *finished], *last_stage)
         if likeliest:
             return f"{key}='${{run:{likeliest}}}'"
         return f"{key}=<org/name, or a folder>"
@@ -175,18 +184,28 @@ def _finished_names(root: Path, name: str) -> list[str]:
 def run_folders(root: Path, name: str) -> list[Path]:
     """The run folders that ``<group>`` or ``<group>/<folder>`` means, in alphabetical order."""
     group, _, wanted = name.partition("/")
-    if not group or group.startswith(".") or "/" in wanted or wanted in (".", ".."):
+    is_group = bool(group) and not group.startswith(".")
+    is_outside = "/" in wanted or wanted in (".", "..")
+    if not is_group or is_outside:
         return []
-    folders = [path.parent for path in sorted((root / group).glob("*/config.yaml"))]
-    return [folder for folder in folders if wanted in ("", folder.name)]
+    folders = []
+    for path in sorted((root / group).glob("*/config.yaml")):
+        if wanted in ("", path.parent.name):
+            folders.append(path.parent)
+    return folders
 
 
 def finished_runs(root: Path, name: str) -> list[Path]:
-    """The folders of finished runs that a name means and that have a model, the newest last."""
+    """The folders of finished runs that a name means and that have a model, the newest last.
+
+    Runs that ended in the same second are ordered by when their status was written.
+    """
     ends: dict[Path, tuple[str, int]] = {}
     for folder in run_folders(root, name):
         status = Run(folder).status()
-        if status["state"] == "finished" and (folder / "model").is_dir():
+        has_model = (folder / "model").is_dir()
+        if status["state"] == "finished" and has_model:
+            updated = status.get("updated", "")
             written = (folder / "status.json").stat().st_mtime_ns
-            ends[folder] = (status.get("updated", ""), written)
+            ends[folder] = (updated, written)
     return sorted(ends, key=ends.__getitem__)

@@ -55,7 +55,8 @@ class StagedExperiment:
         makes ``${run:<name>-<stage>}`` a plain reference from anywhere else.
         """
         name = f"{self.name}-{stage}".replace("'", "\\'")
-        words = latest([f"name='{name}'", *self.stages[stage], *self.typed_for(stage)])
+        listed_words = self.stages[stage]
+        words = latest([f"name='{name}'", *listed_words, *self.typed_for(stage)])
         # A stage that is an experiment of its own is laid over the one that lists it.
         laid_over = [re.sub(r"^[+]*experiment=", LAID_OVER, word) for word in words]
         return [*self.chosen, "~stages", *laid_over]
@@ -124,7 +125,8 @@ def _sort_words(
                 )
             )
         else:
-            experiment.typed[head] += expand([word.replace(f"{head}.", "", 1)], menu)
+            inner_word = word.replace(f"{head}.", "", 1)
+            experiment.typed[head] += expand([inner_word], menu)
     for word in experiment.shared:
         if not any(word in experiment.typed_for(stage) for stage in stages):
             experiment.faults.append(
@@ -185,8 +187,11 @@ def _find_stage_faults(stages: object, top: set[str]) -> Iterator[Fault]:
 
 
 def _find_word_faults(where: str, stage: object, word: object) -> Iterator[Fault]:
-    is_word = isinstance(word, str) and re.match(r"~?[+\w]", word)
-    if not isinstance(word, str) or not is_word or not ("=" in word or word.startswith("~")):
+    """The fault of a word of a stage that is no override; a deletion begins with ``~``."""
+    is_override = False
+    if isinstance(word, str) and re.match(r"~?[+\w]", word):
+        is_override = "=" in word or word.startswith("~")
+    if not isinstance(word, str) or not is_override:
         yield Fault(
             where=where,
             found=repr(word),

@@ -87,9 +87,12 @@ def as_command(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
 def faults_of(composed: Composed, folders: Sequence[Path] = ()) -> list[Fault]:
     """The faults of a configuration: key by key, or where there are none, part against part."""
     typed = composed.typed
+    # What code may run is for the command line alone to say, and not for a file.
+    allow = composed.cfg.get("allow")
+    is_allow_typed = "allow" in typed - composed.untyped
     allowed: tuple[str, ...] = ()
-    if "allow" in typed - composed.untyped and isinstance(composed.cfg.get("allow"), list):
-        allowed = tuple(composed.cfg["allow"])
+    if is_allow_typed and isinstance(allow, list):
+        allowed = tuple(allow)
     menu = read_menu(folders)
     trusted = TrustedKeys(composed, folders)
     faults = find_all_faults(composed.cfg, menu=menu, allow=allowed, typed=typed, trusted=trusted)
@@ -111,7 +114,8 @@ def _compose_stages(
         references.models[stage] = f"<model of {stage}>"
         if composed:
             runs.append(composed)
-            model = str(folder_of(composed.cfg, composed.overrides) / "model")
+            folder = folder_of(composed.cfg, composed.overrides)
+            model = str(folder / "model")
             references.models[stage] = model
             first = str(composed.cfg["model"].get("path"))
             references.starts[model] = references.starts.get(first, first)
@@ -143,8 +147,8 @@ def _compose_one(
         # With the missing values filled in, it shows what else is wrong.
         missing = [fault.where for fault in error.faults if fault.found == NO_VALUE]
         if missing:
-            filled = [*words, *(f"{key}=_" for key in missing)]
-            _, all_faults = _compose_one(filled, folders, references, typed, stage)
+            stand_ins = [f"{key}=_" for key in missing]
+            _, all_faults = _compose_one([*words, *stand_ins], folders, references, typed, stage)
             known = list(faults)
             for fault in all_faults:
                 if fault.where not in missing and fault not in known:
@@ -188,7 +192,11 @@ def _add_places(
             for setting in list_settings(layer):
                 if setting.key not in composed.typed:
                     places[setting.key] = f"  (in {setting.place})"
-    return [replace(fault, fix=fault.fix + places.get(fault.where, "")) for fault in faults]
+    placed = []
+    for fault in faults:
+        fix = fault.fix + places.get(fault.where, "")
+        placed.append(replace(fault, fix=fix))
+    return placed
 
 
 def _gather(stage_faults: Mapping[str, list[Fault]], shared: Sequence[str]) -> list[Fault]:
@@ -197,11 +205,11 @@ def _gather(stage_faults: Mapping[str, list[Fault]], shared: Sequence[str]) -> l
     A fault that every stage has comes once, without a stage. ``shared`` are the words that were
     typed for all stages.
     """
-    known = {name: {_beats(fault) for fault in faults} for name, faults in stage_faults.items()}
+    beats_of_stages = [set(map(_beats, faults)) for faults in stage_faults.values()]
     gathered: dict[tuple[str, str], Fault] = {}
     for stage, faults in stage_faults.items():
         for fault in faults:
-            is_everywhere = all(_beats(fault) in beats for beats in known.values())
+            is_everywhere = all(_beats(fault) in beats for beats in beats_of_stages)
             if len(stage_faults) == 1 or not is_everywhere:
                 fix = _fix_for(stage, fault, stage_faults, shared)
                 fault = replace(fault, where=f"{stage}.{fault.where}", fix=fix)
@@ -227,8 +235,9 @@ def _fix_for(
         if all(one.where != fault.where for one in faults):
             able.append(name)
     if typed and able:
-        words = " or ".join(f"{name}.{typed[-1]}" for name in able)
-        return f"{words}  (for that stage alone)"
+        words = [f"{name}.{typed[-1]}" for name in able]
+        listed = " or ".join(words)
+        return f"{listed}  (for that stage alone)"
     if TYPED_FIX.match(fault.fix):
         return WORD_OF_FIX.sub(f"{stage}.", fault.fix)
     return fault.fix

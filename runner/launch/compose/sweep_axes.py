@@ -45,7 +45,8 @@ def axes(overrides: Sequence[str]) -> dict[str, int]:
     endless = [override.get_key_element() for override in swept if override.is_interval_sweep()]
     ConfigError.refuse(map(_endless_axis, endless))
     sizes = {override.get_key_element(): count_values(override) for override in swept}
-    ConfigError.refuse(_empty_axis(key) for key, size in sizes.items() if size == 0)
+    empty = [key for key, size in sizes.items() if size == 0]
+    ConfigError.refuse(map(_empty_axis, empty))
     jobs = math.prod(sizes.values())
     if jobs > MAX_JOBS:
         shape = " x ".join(f"{key} {size}" for key, size in sizes.items())
@@ -64,6 +65,7 @@ def axes(overrides: Sequence[str]) -> dict[str, int]:
 
 
 def _endless_axis(key: str) -> Fault:
+    """The fault of ``key=interval(...)``, from which only an optimiser can draw."""
     return Fault(
         where=key,
         found="an interval has no list of values",
@@ -73,6 +75,7 @@ def _endless_axis(key: str) -> Fault:
 
 
 def _empty_axis(key: str) -> Fault:
+    """The fault of a key without a value, such as ``key=range(0)``: there would be no job."""
     return Fault(
         where=key,
         found="no values",
@@ -100,10 +103,15 @@ def options(overrides: Sequence[str]) -> dict[str, list[SweptWord]]:
 
 
 def _list_values(key: str, override: "Override") -> list[SweptWord]:
+    """The word and the value of each job of a key that is swept; numbers stay as they were typed.
+
+    Folders are named by these words: ``1e-6`` is what people will look for, and not ``1e-06``.
+    """
     from hydra.core.override_parser.types import Transformer
 
     values = list(override.sweep_iterator())
-    typed = str(override.input_line).partition("=")[2].split(",")
+    _, _, typed_values = str(override.input_line).partition("=")
+    typed = typed_values.split(",")
     if len(typed) != len(values):  # a range, or texts with commas
         typed = [""] * len(values)
     words = []
@@ -171,4 +179,5 @@ def read_sweep(overrides: Sequence[str], folders: Sequence[Path]) -> CheckedInSw
             )
         )
     plugins = [group for group in (LAUNCHER, SWEEPER) if choices.get(group) != "basic"]
-    return CheckedInSweep([f"{key}={value}" for key, value in params.items()], plugins)
+    words = [f"{key}={value}" for key, value in params.items()]
+    return CheckedInSweep(words, plugins)

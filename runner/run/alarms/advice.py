@@ -75,16 +75,25 @@ class Facts:
         return [self.greedy] if self.greedy else []
 
     def width_of(self, rewards: Mapping[str, tuple[float, float, int]]) -> float:
-        """The distance between the worst and the best sum of rewards of a completion so far."""
+        """The distance between the worst and the best sum of rewards of a completion so far.
+
+        ``rewards`` holds, by its name, the lowest and the highest value of each reward, and how
+        many values there were. 0.0 where one of them has none yet.
+        """
         widths = [high - low for low, high, count in rewards.values() if count]
         weights = self.reward_weights or (1.0,) * len(rewards)
         if len(widths) != len(weights):
             return 0.0
-        weighted = zip(weights, widths, strict=True)
-        return sum(abs(weight) * width for weight, width in weighted)
+        total = 0.0
+        for weight, width in zip(weights, widths, strict=True):
+            total += abs(weight) * width
+        return total
 
     def best_of(self, rewards: Mapping[str, tuple[float, float, int]]) -> float | None:
-        """The sum of the best values of each reward so far; None where some has none."""
+        """The sum of the best values of each reward so far; None where some has none.
+
+        The best value of a reward with a negative weight is its lowest one.
+        """
         weights = self.reward_weights or (1.0,) * len(rewards)
         if not rewards or len(rewards) != len(weights):
             return None
@@ -96,10 +105,11 @@ class Facts:
         return best
 
     def _compare_rate(self, rate: float | None) -> str:
+        """The rate beside the usual one, as a text."""
         times = number(self.times_usual(rate), 3)
-        return (
-            f"{number(rate, 3)} is {times} times {number(self.usual_rate, 3)}, the usual one here"
-        )
+        rate_text = number(rate, 3)
+        usual_text = number(self.usual_rate, 3)
+        return f"{rate_text} is {times} times {usual_text}, the usual one here"
 
 
 def is_curable(fixes: Sequence[str]) -> bool:

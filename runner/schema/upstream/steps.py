@@ -31,19 +31,30 @@ def batch_size(args: Mapping[str, Any]) -> int:
 
 
 def cycle_steps(args: Mapping[str, Any]) -> int:
-    """Optimizer steps from one generation to the next, where generated rows are used repeatedly."""
+    """Optimizer steps from one generation to the next, where generated rows are used repeatedly.
+
+    TRL counts a generation in micro-batches, and an optimizer step takes several of these too: it
+    is after a common multiple of both that a generation begins together with an optimizer step.
+    """
     accumulated: int = args["gradient_accumulation_steps"]
     steps_per_generation = args.get("steps_per_generation") or accumulated
     iterations = args.get("num_iterations") or 1
-    micro_steps = math.lcm(steps_per_generation * iterations, accumulated)
-    return micro_steps // accumulated
+    generation_micro_steps = steps_per_generation * iterations
+    cycle_micro_steps = math.lcm(generation_micro_steps, accumulated)
+    return cycle_micro_steps // accumulated
 
 
 def passes(args: Mapping[str, Any], rows: float, processes: int) -> float:
-    """The number of times that a training reads each of its rows; ``args`` must hold all fields."""
+    """The number of times that a training reads each of its rows; ``args`` must hold all fields.
+
+    As in the Trainer, ``max_steps`` wins over ``num_train_epochs`` where it is positive.
+    """
     max_steps: int = args["max_steps"]
     if max_steps <= 0:
-        return float(args["num_train_epochs"])
+        epochs = args["num_train_epochs"]
+        return float(epochs)
     accumulated: int = args["gradient_accumulation_steps"]
-    rows_per_step = batch_size(args) * accumulated * processes
-    return float(max_steps * rows_per_step / max(1, rows))
+    rows_per_micro_step = batch_size(args) * processes
+    rows_per_step = rows_per_micro_step * accumulated
+    rows_read = max_steps * rows_per_step
+    return float(rows_read / max(1, rows))
