@@ -61,10 +61,19 @@ class Imported:
         self.args = self.cfg["trainer"]["args"]
 
     def kinds(self, key: str) -> list[str]:
-        return [note.kind for note in self.draft.notes if note.key == key]
+        return [note.kind for note in self.draft.notes if _is_of(note.key, key)]
 
     def why(self, key: str) -> str:
-        return " ".join(f"{note.target} {note.why}" for note in self.draft.notes if note.key == key)
+        texts = []
+        for note in self.draft.notes:
+            if _is_of(note.key, key):
+                texts.append(f"{note.key} {note.target} {note.why}")
+        return " ".join(texts)
+
+
+def _is_of(noted: str, key: str) -> bool:
+    """True for a key, and for a part of its value."""
+    return noted == key or noted.startswith((f"{key}[", f"{key}: ", f"{key} "))
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,7 @@ def describe(draft: Draft) -> list[str]:
 def _describe_note(note: Note) -> list[str]:
     """A key and what became of it, beside it or in the lines below."""
     key = f"  {note.key}"
-    if not isinstance(note.value, dict | list):
+    if not isinstance(note.value, dict | list | tuple):
         key += f": {to_single_line(note.value)}"
     parts = []
     if note.implied:

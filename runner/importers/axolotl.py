@@ -20,7 +20,7 @@ def read_axolotl(draft: Draft) -> None:
     for index, entry in enumerate(entries):
         if draft.trainer == "sft" and entry.get("type") is None:
             entry["type"] = "chat_template"
-        node = read_entry(draft, key, f"{key}[{index}]", entry)
+        node = read_entry(draft, f"{key}[{index}]", entry)
         if draft.trainer != "grpo" and not isinstance(entry.get("type"), str):
             node["form"] = draft.form or "prompt_completion"
         nodes.append(node)
@@ -70,7 +70,7 @@ def _read_tests(draft: Draft) -> list[Part]:
         default_split = "train" if is_file else "test"  # a file has no other split
         entry.setdefault("split", default_split)
         entry.setdefault("type", default_type)
-        tests.append(read_entry(draft, key, f"{key}[{index}]", entry))
+        tests.append(read_entry(draft, f"{key}[{index}]", entry))
     return tests
 
 

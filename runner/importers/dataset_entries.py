@@ -49,11 +49,11 @@ MAX_HELD_OUT = 1e12  # rows, more than there are
 MIXABLE_FORMS: tuple[set[object], ...] = ({"messages"}, {"prompt_completion"}, {"text"})
 
 
-def read_entry(draft: Draft, key: str, where: str, entry: Node) -> Part:
-    """The node of one dataset, from an entry of theirs below a key.
+def read_entry(draft: Draft, where: str, entry: Node) -> Part:
+    """The node of one dataset, from an entry of theirs.
 
     The section ``rows`` of the table says what becomes of its keys. ``where`` is the place of the
-    entry in their file, for faults.
+    entry in their file, for notes and faults.
     """
     table = replace(draft.table, keys=draft.table.rows)
     inner = Draft("", table, draft.reading, choices=draft.choices, where=f"{where}.")
@@ -64,13 +64,11 @@ def read_entry(draft: Draft, key: str, where: str, entry: Node) -> Part:
     follow(inner, *in_order_of_table, *names)
     for note in inner.notes:
         if note.kind == NO_EQUIVALENT:
-            setting = f"{note.key}: {to_single_line(note.value)}"
-            why = f"{setting}; {note.why}" if note.why else setting
-            draft.no_equivalent(key, why, note.target)
+            draft.lose_part(where, f".{note.key}", note.why, note.target, note.value)
     for name in names:
         value = inner.keys[name]
         if name not in inner.handled and value not in (None, False):
-            draft.no_equivalent(key, f"{name}: {to_single_line(value)}")
+            draft.lose_part(where, f".{name}", "not a key that is known here", "", value)
     draft.faults += inner.faults
     dataset: Part = inner.values["dataset"]
     return dataset
@@ -117,8 +115,9 @@ def _make_mixable(draft: Draft, key: str, forms: set[object]) -> None:
     if draft.trainer != "sft" or forms in MIXABLE_FORMS:
         return
     if "text" in forms:
-        why = "text and other rows, which do not mix"
-        draft.no_equivalent(key, why, "two runs, the second from the first")
+        why = "they do not mix"
+        nearest = "two runs, the second from the first"
+        draft.lose_part(key, " of text and of other rows", why, nearest)
     else:
         draft.put("trainer.form", "messages")
 

@@ -42,6 +42,10 @@ Converted = TypeVar("Converted")
 Default = TypeVar("Default")
 
 
+# The value of a part whose name says all.
+PART: tuple[object, ...] = ()
+
+
 @dataclass(frozen=True)
 class Note:
     """A key and what became of it."""
@@ -314,6 +318,16 @@ class Draft:
     def no_equivalent(self, key: str, why: str, nearest: str = "") -> None:
         """Note that a key has no equivalent, why, and what comes nearest."""
         self.note(NO_EQUIVALENT, key, nearest, why)
+
+    def lose_part(
+        self, key: str, part: str, why: str, nearest: str = "", value: object = PART
+    ) -> None:
+        """Note that a part of a key's value has no equivalent, where the key itself is mapped.
+
+        ``part`` names it behind the key: ``[0].type`` in a list of mappings, ``: name`` in a
+        list of names.
+        """
+        self.notes.append(Note(NO_EQUIVALENT, f"{key}{part}", value, nearest, why))
 
     def note_same(self, keys: Iterable[str], why: str) -> None:
         """Note each of these keys that is there, and not dealt with, as the same by default."""

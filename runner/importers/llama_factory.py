@@ -70,8 +70,8 @@ def _to_node(draft: Draft, name: str, folder: str, entries: Node) -> Part:
         path = name
         if "/" not in name:
             path = f"{folder}/{name}.json"
-            why = f"{name} is in no {LIST} here"
-            draft.no_equivalent("dataset", why, f"dataset.path: {path}, a guess")
+            why = f"in no {LIST} here"
+            draft.lose_part("dataset", f": {name}", why, f"dataset.path: {path}, a guess")
         # Columns show a prompt with its completion by themselves.
         return {"path": path} if form == "prompt_completion" else {"path": path, "form": form}
     if "file_name" in entry:
@@ -79,12 +79,12 @@ def _to_node(draft: Draft, name: str, folder: str, entries: Node) -> Part:
     columns = entry.get("columns", {})
     if entry.get("formatting") in ("sharegpt", "openai") and isinstance(columns, dict):
         entry["columns"] = {"messages": "conversations", **columns}
-    node = {"form": form, **read_entry(draft, "dataset", where, entry)}
+    node = {"form": form, **read_entry(draft, where, entry)}
     if "messages" not in entry.get("columns", {}):
         node["context_separator"] = "\n"
     if node["path"] == "???":
-        why = f"{name} is neither a file nor of the hub"
-        draft.no_equivalent("dataset", why, "dataset.path=<folder>")
+        why = "neither a file nor of the hub"
+        draft.lose_part("dataset", f": {name}", why, "dataset.path=<folder>")
     return node
 
 

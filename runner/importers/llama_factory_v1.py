@@ -31,5 +31,5 @@ def read_llama_factory_v1(draft: Draft) -> None:
 
     nodes = []
     for entry_name, entry in rows.items():
-        nodes.append(read_entry(draft, "train_dataset", entry_name, BARE_ENTRY | entry))
+        nodes.append(read_entry(draft, entry_name, BARE_ENTRY | entry))
     write_rows(draft, nodes)

@@ -78,7 +78,7 @@ def type_rewards(draft: Draft, key: str, rewards: Iterable[ForeignReward]) -> No
         if allow not in draft.overrides:
             draft.overrides.append(allow)
         why = f"{reward.name} is code of your own, which is allowed when it is typed"
-        draft.no_equivalent(key, why, f"{word} {allow}")
+        draft.lose_part(key, f": {reward.name}", why, f"{word} {allow}")
 
 
 def _ask_for_reward(draft: Draft, key: str, reward: ForeignReward) -> None:
@@ -89,6 +89,7 @@ def _ask_for_reward(draft: Draft, key: str, reward: ForeignReward) -> None:
     draft.values.setdefault("reward", {})[reward.name] = entry
     nearest: dict[str, str] = draft.table.sections.get("nearest_rewards", {})
     target = nearest.get(reward.name, "a function of your own, package.module.function")
-    draft.unset.add(key)
+    part = f": {reward.name}"
+    draft.unset.add(f"{key}{part}")
     why = f"{reward.name}: a reward of theirs, and none of ours has this name"
-    draft.no_equivalent(key, why, f"reward.{reward.name}._target_={target}")
+    draft.lose_part(key, part, why, f"reward.{reward.name}._target_={target}")

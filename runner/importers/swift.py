@@ -68,11 +68,11 @@ def _to_node(draft: Draft, word: str) -> Part:
     if re.fullmatch("[0-9]{1,15}", count):
         node["limit"] = {"train": int(count)}
     if "/" in subset:
-        why = f"several subsets of {path}"
-        draft.no_equivalent("dataset", why, "dataset=mixture, a part for each")
+        why = "several subsets"
+        draft.lose_part("dataset", f": {path}", why, "dataset=mixture, a part for each")
     if not is_local(path) and site != "hf" and not draft.keys.get("use_hf"):
-        why = f"{path} is of ModelScope, where names may differ"
-        draft.no_equivalent("dataset", why, "dataset.path=<name on the hub>")
+        why = "of ModelScope, where names may differ"
+        draft.lose_part("dataset", f": {path}", why, "dataset.path=<name on the hub>")
     return node
 
 

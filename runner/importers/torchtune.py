@@ -133,7 +133,7 @@ def _to_node(draft: Draft, key: str, entry: Part) -> Part:
         facts = {}
     plain = {name: value for name, value in entry.items() if name not in TRAINING_KEYS}
     plain.pop(COMPONENT, None)
-    node = read_entry(draft, key, key, plain)
+    node = read_entry(draft, key, plain)
     if node["path"] in ("???", "json", "csv", "parquet") and "source" in facts:
         node["path"] = facts["source"]
     if "config" in facts:

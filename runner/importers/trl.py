@@ -45,7 +45,7 @@ def read_trl(draft: Draft) -> None:
     nodes = _read_mixture(draft) or _read_named(draft)
     if any(node.get("weight") for node in nodes):
         why = "fraction: theirs leaves rows out, ours repeats small parts"
-        draft.no_equivalent("datasets", why, "dataset.weights")
+        draft.lose_part("datasets", "[*].weight", why, "dataset.weights")
     write_rows(draft, nodes)
     if draft.choices.get("peft"):
         _keep_adapter_defaults(draft)
@@ -93,7 +93,7 @@ def _read_mixture(draft: Draft) -> list[Part]:
     """
     nodes = []
     for index, entry in enumerate(draft.take("datasets", to_entries, [])):
-        node = read_entry(draft, "datasets", f"datasets[{index}]", entry)
+        node = read_entry(draft, f"datasets[{index}]", entry)
         share = node.pop("share", 1.0)
         if keep_share(draft, "datasets", node, share, "drawn at random"):
             nodes.append(node)
