@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from import_notes import is_of
 
 from runner import config
 from runner.__main__ import main
@@ -61,19 +62,14 @@ class Imported:
         self.args = self.cfg["trainer"]["args"]
 
     def kinds(self, key: str) -> list[str]:
-        return [note.kind for note in self.draft.notes if _is_of(note.key, key)]
+        return [note.kind for note in self.draft.notes if is_of(note.key, key)]
 
     def why(self, key: str) -> str:
         texts = []
         for note in self.draft.notes:
-            if _is_of(note.key, key):
+            if is_of(note.key, key):
                 texts.append(f"{note.key} {note.target} {note.why}")
         return " ".join(texts)
-
-
-def _is_of(noted: str, key: str) -> bool:
-    """True for a key, and for a part of its value."""
-    return noted == key or noted.startswith((f"{key}[", f"{key}: ", f"{key} "))
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +121,10 @@ def test_every_key_of_a_sample_is_accounted_for(imported, name):
     assert silent <= {"soft_cache_length"}
     assert {note.kind for note in done.draft.notes} <= set(KINDS)
     assert not [note for note in done.draft.notes if "not a key that is known" in note.why]
+    kinds: dict[str, set[str]] = {}
+    for note in done.draft.notes:
+        kinds.setdefault(note.key, set()).add(note.kind)
+    assert not {key: kind for key, kind in kinds.items() if len(kind) > 1}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -396,7 +396,8 @@ def test_the_format_v1_of_llama_factory_reads_its_list_of_rows(imported):
     )
     assert done.cfg["batch"] == 16
     assert done.cfg["kl_coef"] == 0.2
-    assert "dataset.weights" in done.why("train_dataset")
+    (weight,) = [note for note in done.draft.notes if note.key.endswith(".weight")]
+    assert weight.target == "dataset.weights"
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from importlib import import_module
 
 import pytest
 import yaml
+from import_notes import notes_of
 
 from runner.config.dialect import read_table
 from runner.errors import ConfigError
@@ -28,15 +29,6 @@ def recipe(tmp_path):
         return translate(read_file(path), "mine", **options)
 
     return call
-
-
-def notes_of(draft: Draft, key: str) -> str:
-    """All that is said of a key."""
-    lines = []
-    for note in draft.notes:
-        if note.key == key:
-            lines.append(f"{note.kind}: {note.target} {note.why}")
-    return "\n".join(lines)
 
 
 def kinds_of(draft: Draft, key: str) -> set[str]:

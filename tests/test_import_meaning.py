@@ -6,6 +6,7 @@ from importlib import import_module
 
 import pytest
 import yaml
+from import_notes import notes_of
 
 from runner.__main__ import main
 from runner.errors import ConfigError
@@ -42,15 +43,6 @@ def draft_of(tmp_path):
         return translate(read_file(path), "mine")
 
     return call
-
-
-def notes_of(draft: Draft, key: str) -> str:
-    """All that is said of a key."""
-    lines = []
-    for note in draft.notes:
-        if note.key == key:
-            lines.append(f"{note.kind}: {note.target} {note.why}")
-    return "\n".join(lines)
 
 
 # --- Answers only ---------------------------------------------------------------------------------

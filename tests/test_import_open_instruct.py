@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from import_notes import notes_of
 
 from runner.errors import ConfigError
 from runner.importers.draft import Draft
@@ -28,15 +29,6 @@ def script(tmp_path):
         return translate(read_file(path), "mine")
 
     return call
-
-
-def notes_of(draft: Draft, key: str) -> str:
-    """All that is said of a key."""
-    lines = []
-    for note in draft.notes:
-        if note.key == key:
-            lines.append(f"{note.kind}: {note.target} {note.why}")
-    return "\n".join(lines)
 
 
 def test_the_nodes_of_a_cluster_multiply_the_processes():

@@ -150,7 +150,8 @@ def _to_node(draft: Draft, key: str, entry: Part) -> Part:
             step[name] = facts[name]
         node["map"] = step
     if "remark" in facts:
-        draft.no_equivalent(key, facts["remark"], "dataset.map._target_=<function of a row>")
+        nearest = "dataset.map._target_=<function of a row>"
+        draft.lose_part(key, " (its rows)", facts["remark"], nearest)
     return node
 
 
