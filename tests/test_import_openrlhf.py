@@ -6,8 +6,9 @@ import pytest
 
 from runner.errors import ConfigError
 from runner.importers.draft import MAPPED, NO_EQUIVALENT
+from runner.importers.experiment_content import content_of
 from runner.importers.foreign_file import read_file
-from runner.importers.translate import content_of, translate
+from runner.importers.translate import translate
 from runner.schema.text import select
 
 SAMPLES = Path(__file__).parent / "importers"

@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from runner.config import dialect
+from runner.importers.experiment_content import content_of
 from runner.importers.foreign_file import read_file
-from runner.importers.translate import content_of, translate
+from runner.importers.translate import translate
 
 PAGE = (Path(dialect.__file__).parents[1] / "importers" / "README.md").read_text(encoding="utf-8")
 

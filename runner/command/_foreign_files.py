@@ -15,9 +15,10 @@ from runner.config.groups import GROUPS
 from runner.config.override import dotted_key, is_experiment_file
 from runner.errors import ConfigError, Fault, FolderError
 from runner.importers.draft import IGNORED, MAPPED, NO_EQUIVALENT, SAME, Draft
+from runner.importers.experiment_content import content_of, name_of
 from runner.importers.foreign_config import FILE_TYPES
 from runner.importers.foreign_file import read_file
-from runner.importers.translate import content_of, name_of, translate
+from runner.importers.translate import translate
 from runner.run import FORMAT
 from runner.run.folder import format_fault
 from runner.schema.text import flatten

@@ -16,8 +16,9 @@ from runner.command._imported_experiment import (
 from runner.command.import_options import Options
 from runner.errors import ConfigError, Fault
 from runner.importers.draft import IGNORED, MAPPED, NO_EQUIVALENT, SAME, Draft
+from runner.importers.experiment_content import name_of
 from runner.importers.foreign_file import READ_TYPES, read_file
-from runner.importers.translate import name_of, translate
+from runner.importers.translate import translate
 from runner.io.terminal import print_visible
 from runner.report.table import Column, format_table
 

@@ -12,7 +12,7 @@ import yaml
 
 from runner.config.dialect import to_single_line
 from runner.importers.draft import KINDS, NO_EQUIVALENT, Draft, Note
-from runner.importers.translate import content_of
+from runner.importers.experiment_content import content_of
 from runner.io.visible import to_visible, visible_lines
 from runner.schema.text import select
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from runner.command import CommandLine
-from runner.command._foreign_files import translate_files
 from runner.config.adapter_rate import FACTOR_KEY, KEY
 from runner.config.composition import differences
 from runner.config.provenance import Provenance, Setting, read_provenance, read_settings
@@ -90,6 +89,9 @@ def _read_command(run: RunRecord) -> CommandLine | None:
     if words is None:
         return None
     overrides, folders = split_command(words)
+    # It imports the importers, which only a command with a file of another tool needs.
+    from runner.command._foreign_files import translate_files
+
     translate_files(overrides)
     return CommandLine("why", overrides, folders=folders)
 

@@ -12,8 +12,9 @@ from runner.command._option import read_options
 from runner.command.import_options import Options
 from runner.errors import ConfigError, Fault
 from runner.importers.draft import Draft
+from runner.importers.experiment_content import MAX_NAME_LETTERS, name_of
 from runner.importers.foreign_file import read_file
-from runner.importers.translate import MAX_NAME_LETTERS, name_of, translate
+from runner.importers.translate import translate
 from runner.io.files import MENU
 from runner.io.terminal import print_visible
 from runner.validate.values_at_keys import is_folder_name

@@ -9,6 +9,7 @@
     dataset_entries, reward_entries    datasets and rewards of any tool
     readers           the rest, one reader a tool, in modules of their names
     translate         all of it in order
+    experiment_content    the name and the file of the experiment
 
 A dialect is one table in ``config/dialects/``, which the check of keys reads too; README.md here
 explains its language, and ``shared.yaml`` there each section. Beside the table: its name in the

@@ -4,10 +4,7 @@ The reader of each tool does what no table can say: datasets, rewards, and the l
 from several keys.
 """
 
-import re
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from runner.config.dialect import read_table
 from runner.errors import ConfigError
@@ -17,28 +14,7 @@ from runner.importers.follow import follow, follow_rest
 from runner.importers.foreign_config import ForeignConfig
 from runner.importers.readers import find_reader
 
-MAX_NAME_LETTERS = 95  # with .yaml it is a file
-FIRST_KEYS = ("seed", "learning_rate", "kl_coef")
 VALUE_NONE = ("scale_rewards", "report_to")  # keys of which none is a value
-
-
-def name_of(path: Path) -> str:
-    """A name for the experiment of a file: that of the file, in letters that need no quotes."""
-    name = re.sub(r"[^A-Za-z0-9]+", "_", path.stem).strip("_").lower()
-    return name[:MAX_NAME_LETTERS] or "imported"
-
-
-def content_of(draft: Draft) -> dict[str, Any]:
-    """The experiment of a draft, as its file in ``conf/experiment/`` says it."""
-    defaults: list[Any] = [{f"override /{group}": name} for group, name in draft.choices.items()]
-    content: dict[str, Any] = {"defaults": [*defaults, "_self_"], "name": draft.name}
-    for key in FIRST_KEYS:
-        if key in draft.values:
-            content[key] = draft.values[key]
-    for key, node in draft.values.items():
-        if node not in ({}, {"args": {}}):
-            content[key] = node
-    return content
 
 
 def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> Draft:
