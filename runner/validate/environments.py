@@ -17,7 +17,8 @@ from runner.validate.elsewhere import is_elsewhere
 
 VERIFIERS = "runner.generate.environment.verifiers.Verifiers"
 OPENENV = "runner.generate.environment.openenv.OpenEnv"
-NEEDS_VERIFIERS = re.compile(r"verifiers(?![\w-])")  # a requirement of a package
+# A requirement of a package, but not that of one of its extras, as ours is.
+NEEDS_VERIFIERS = re.compile(r"verifiers(?![\w-])(?!.*;.*\bextra\b)")
 # Environments of verifiers that need more than a Python process on this machine.
 NOT_HERE = {
     "harbor": "each of its tasks is a container",
