@@ -294,6 +294,7 @@ def test_an_answer_is_scored_by_the_package_between_its_tags(mine):
 # --- What is refused before torch ---------------------------------------------------------------
 GYM = ("trainer=grpo", "environment=reasoning_gym")
 OWN = ("environment=own", "allow=[mine]")
+PENALTY = "trainer.args.repetition_penalty=1.2"
 REFUSED = {
     "no task": ((*GYM,), "environment.tasks=[chain_sum]"),
     "an unknown task": ((*GYM, "environment.tasks=[gcd,chainsum]"), "[gcd,chain_sum]"),
@@ -336,6 +337,18 @@ REFUSED = {
     "several turns": (
         ("trainer=rloo", *OWN, "environment._target_=mine.Guess"),
         "RLOOTrainer samples one turn",
+    ),
+    "another sampler": (
+        ("trainer=grpo", *OWN, "environment._target_=mine.Guess", "trainer.sampler=transformers"),
+        "trainer.sampler=runner",
+    ),
+    "vllm": (
+        ("trainer=grpo", *OWN, "environment._target_=mine.Guess", "trainer.args.use_vllm=true"),
+        "trainer.args.use_vllm=false",
+    ),
+    "what it cannot sample": (
+        ("trainer=grpo", *OWN, "environment._target_=mine.Guess", PENALTY),
+        "cannot sample this: trainer.args.repetition_penalty is 1.2",
     ),
     "no rows": (("trainer=grpo", *OWN, "environment._target_=mine.Game"), "makes no rows"),
     "a column": (
@@ -402,12 +415,14 @@ def test_grpo_trains_what_the_policy_wrote_alone_and_resumes_to_the_same_bits(
     with (mine / "mine.py").open("a") as module:
         module.write(STOPS)
     played = []
+    hows = []
     trained = []
     real_play = Agent.play
     real_score = trl.GRPOTrainer._generate_and_score_completions
 
-    def watch_play(*args, **options):
-        played.append(real_play(*args, **options))
+    def watch_play(agent, sampler, tokenizer, rows, how, *args, **options):
+        hows.append(how)
+        played.append(real_play(agent, sampler, tokenizer, rows, how, *args, **options))
         return played[-1]
 
     def watch_score(self, inputs):
@@ -418,9 +433,11 @@ def test_grpo_trains_what_the_policy_wrote_alone_and_resumes_to_the_same_bits(
 
     monkeypatch.setattr(Agent, "play", watch_play)
     monkeypatch.setattr(trl.GRPOTrainer, "_generate_and_score_completions", watch_score)
-    words = (*GRPO, *GUESS, "callback.stops._target_=mine.Stops")
+    words = (*GRPO, *GUESS, "trainer.args.min_p=0.01")
+    words += ("callback=samples", "callback.stops._target_=mine.Stops")
     whole = train(*words, name="whole")
     assert whole.code == 0
+    assert any(how.min_p == 0.01 for how in hows)
     assert max(len(episode.turns) for episodes, _ in trained for episode in episodes) >= 3
     for episodes, output in trained:
         mask = output["completion_mask"] * output["tool_mask"]
@@ -434,7 +451,11 @@ def test_grpo_trains_what_the_policy_wrote_alone_and_resumes_to_the_same_bits(
     assert line["reward"] == pytest.approx(expected, rel=1e-3)
     assert {"eval_rewards/found/mean"} <= set(whole.scores["before"]) & set(whole.scores["after"])
     shown = list(read_rows(whole.run.folder / "completions.jsonl"))
-    assert any(len(row["completion"]) > 1 for row in shown)
+    for source in ("rollout", None):  # None: held out
+        completions = [row["completion"] for row in shown if row.get("source") == source]
+        assert any(len(turns) > 1 and turns[1]["role"] == "user" for turns in completions)
+    sampled = list(read_rows(whole.run.folder / "samples.jsonl"))
+    assert any("Sort these digits: 2" in row["completion"] for row in sampled)
     assert (mine / "closed").exists()
 
     (mine / "stops").touch()

@@ -293,6 +293,13 @@ def test_a_server_that_does_not_listen_ends_with_a_run_that_was_killed(tmp_path,
     assert not server.exists()
 
 
+def test_python_is_that_of_the_run_and_port_is_free():
+    command = OpenEnv(command="python server.py --port PORT").command
+    assert command[0] == sys.executable
+    assert int(command[-1]) > 0
+    assert OpenEnv(command=["pythonx", "python"]).command == ["pythonx", "python"]
+
+
 def test_a_command_that_fails_or_serves_nothing(tmp_path):
     words = [sys.executable, "-c", "print('no model'); raise SystemExit(3)", "PORT"]
     with pytest.raises(EnvironmentFault, match=r"exit code 3\n +no model"):

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from runner.errors import ConfigError, DataError, Fault, RunnerError
+from runner.io.files import JsonObject
 from runner.io.turns import Row, TurnDict
 from runner.reward.answer import quote_prompt
 from runner.schema.text import short_text
@@ -29,6 +30,8 @@ REWARD = "get_reward"
 NO_TOOLS = (RESET, RESPOND, REWARD)  # methods of an environment that are not the model's to call
 # The column of what episodes have earned, which rewards of an experiment's environment read.
 EARNED = "environment_rewards"
+# The column of the episodes themselves, as ``Episode.shown``.
+PLAYED = "environment_episodes"
 ROW = "row"  # the column with the number of a row that an environment has made
 
 log = logging.getLogger(__name__)
@@ -75,6 +78,11 @@ class Episode:
         """Turns of the model, calls in them, and those of the calls that failed."""
         turns = sum(turn["role"] == "assistant" for turn in self.turns)
         return turns, self.calls, self.failures
+
+    @property
+    def shown(self) -> JsonObject:
+        """The conversation of it, and the tokens of its prompt."""
+        return {"prompt": self.prompt, "completion": self.turns, "prompt_ids": self.prompt_ids}
 
     @property
     def schemas(self) -> list[Any]:

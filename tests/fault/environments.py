@@ -182,6 +182,13 @@ def case_trained(kind, trainer):
     return finished(run(kind, f"trainer={trainer}", *TRAINED, *SAMPLED[trainer], *kind.words))
 
 
+def case_shipped(kind, trainer):
+    """A few steps of the experiment that ships."""
+    name = kind.words[0].removeprefix("environment=")
+    words = (f"experiment={name}_{trainer}", "trainer.args.max_steps=2", "dataset.limit.eval=2")
+    return finished(run(kind, *words))
+
+
 def case_killed(kind, trainer):
     """Killed after a checkpoint, the same command goes on to the same bits."""
     words = (f"trainer={trainer}", *TRAINED, *SAMPLED[trainer], *kind.words)
@@ -299,6 +306,8 @@ def cases_of(kind):
     """The cases of a kind: their names with what tries them."""
     yield "grpo", lambda: case_trained(kind, "grpo")
     yield "ppo", lambda: case_trained(kind, "ppo")
+    yield "ships-grpo", lambda: case_shipped(kind, "grpo")
+    yield "ships-ppo", lambda: case_shipped(kind, "ppo")
     yield "kill-grpo", lambda: case_killed(kind, "grpo")
     yield "kill-ppo", lambda: case_killed(kind, "ppo")
     yield "sweep", lambda: case_swept(kind)

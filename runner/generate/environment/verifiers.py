@@ -7,10 +7,12 @@ asked next does not depend on time.
 """
 
 import asyncio
+import importlib
 import json
 import os
 import random
 import secrets
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -51,7 +53,8 @@ class Verifiers:
         import verifiers.v1 as vf
 
         self.name = id
-        self.packages = ("verifiers", id.rpartition("/")[2])  # whose versions are noted
+        package = id.rpartition("/")[2].partition(".")[0]
+        self.packages = ("verifiers", package)  # whose versions are noted
         self.environment, self.role = _load(id, config or {}, role)
         self._tasks: list[Any] = []
         self._further_tasks = iter(self.environment.taskset)
@@ -355,12 +358,12 @@ def _load(name: str, config: Mapping[str, Any], role: str | None) -> tuple[Any, 
     import verifiers.v1 as vf
 
     try:
-        kind = vf.env_config_type(name, config.get("id", ""))
+        kind = vf.env_config_type(_name_at_top(name), config.get("id", ""))
         fields = kind.model_fields.items()
         roles = [field for field, info in fields if isinstance(info.default, vf.AgentConfig)]
         trained = role or (roles[0] if len(roles) == 1 else None)
         _check_roles(roles, trained, config)
-        taskset = {**config.get("taskset", {}), "id": name}
+        taskset = {**config.get("taskset", {}), "id": _name_at_top(name)}
         data: dict[str, Any] = {"interception": {"type": "server"}, **config, "taskset": taskset}
         here = {"harness": {"id": register_harness()}, "runtime": {"type": "subprocess"}}
         for field in roles:
@@ -375,6 +378,20 @@ def _load(name: str, config: Mapping[str, Any], role: str | None) -> tuple[Any, 
                 fix="pip install <its package>, or mend environment.config",
             )
         ) from error
+
+
+def _name_at_top(name: str) -> str:
+    """The name by which verifiers imports an environment, which it looks for at the top alone."""
+    if not is_dotted(name):
+        return name
+    at_top = name.replace(".", "_").lower()
+    sys.modules[at_top] = importlib.import_module(name)
+    return at_top
+
+
+def is_dotted(name: str) -> bool:
+    """True for the name of a module in a package; others have dots only in a version."""
+    return "." in name and "/" not in name and "@" not in name
 
 
 def _check_roles(roles: list[str], trained: str | None, config: Mapping[str, Any]) -> None:
