@@ -366,6 +366,11 @@ def test_what_does_not_go_together_is_refused_with_what_to_type(mine, case, caps
     assert expected in capsys.readouterr().err
 
 
+def test_an_evaluation_refuses_tasks_that_there_are_not(mine, capsys):
+    assert main(["evaluate", "model=tiny", GYM[1], "environment.tasks=[gdc]"]) == 2
+    assert "'environment.tasks=[gcd]'" in capsys.readouterr().err
+
+
 def test_all_faults_of_an_environment_stand_together(mine, capsys):
     words = ("environment.tasks=[chainsum]", "dataset=toy_sort", "environment.on_error=retry")
     assert main([*GYM, *words, "--dry-run"]) == 2
@@ -375,8 +380,9 @@ def test_all_faults_of_an_environment_stand_together(mine, capsys):
 
 def test_a_package_that_is_not_installed_is_named_with_its_extra(capsys, monkeypatch):
     monkeypatch.setattr("runner.validate.libraries._is_installed", lambda name: False)
-    assert main([*GYM, "environment.tasks=[gcd]", "--dry-run"]) == 5
-    assert "pip install 'reasoning-gym" in capsys.readouterr().err
+    for verb in (("trainer=grpo", "--dry-run"), ("evaluate", "model=tiny")):
+        assert main([*verb, GYM[1], "environment.tasks=[gcd]"]) == 5
+        assert "pip install 'reasoning-gym" in capsys.readouterr().err
 
 
 # --- Whole runs ---------------------------------------------------------------------------------

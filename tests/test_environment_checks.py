@@ -21,6 +21,7 @@ def faults_of_id(monkeypatch, tmp_path):
         "my-tasks": ["verifiers>=0.4"],
         "Math.Tasks": ["numpy", "verifiers"],
         "quantum": ["verifiers-core"],
+        "trainer": ["verifiers<0.5,>=0.4; extra == 'verifiers'"],
         "numpy": None,
     }
     installed = [SimpleNamespace(name=name, requires=needs) for name, needs in packages.items()]
@@ -52,6 +53,7 @@ def test_an_installed_or_an_opened_environment_passes(faults_of_id, name):
 @pytest.mark.parametrize(
     ("name", "found", "fix"),
     [
+        ("trainer", "not installed", "pip install"),
         ("my-task", "not installed", "environment.id=my_tasks"),
         ("quantum", "not installed", "pip install"),
         ("hidden_tasks", "does not say", "'allow=[hidden_tasks]'"),

@@ -5,8 +5,10 @@ import gc
 import http.server
 import json
 import socket
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -259,6 +261,36 @@ def test_a_field_that_is_not_there(load, arguments, words):
     source = load(**arguments)
     with pytest.raises(ConfigError, match=words):
         begin(source, source.rows(1, 0, held_out=False))
+
+
+DEAF = """
+import pathlib, signal, sys, time
+from runner.io import server_process
+server_process.SECONDS_AS_ORPHAN = 0.1
+deaf = "import signal, time; signal.signal(15, signal.SIG_IGN)"
+deaf += "; print(1, flush=True); time.sleep(60)"
+log = pathlib.Path("log")
+with server_process.running([sys.executable, "-c", deaf], log=log) as server:
+    while not log.read_text():
+        time.sleep(0.01)
+    print(server.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere /proc is missing")
+def test_a_server_that_does_not_listen_ends_with_a_run_that_was_killed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(HERE.parent))
+    words = [sys.executable, "-c", DEAF]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as run:
+        server = Path("/proc", run.stdout.readline().strip())
+        assert server.exists()
+        run.kill()
+    deadline = time.monotonic() + 20
+    while server.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not server.exists()
 
 
 def test_python_is_that_of_the_run_and_port_is_free():

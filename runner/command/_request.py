@@ -28,15 +28,15 @@ from runner.command._option import SplitWords, options_in, split_options, to_rec
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key, force, parse, set_values, typed_keys
 from runner.config.resolution import resolve
-from runner.errors import ConfigError, Fault, check_library
+from runner.errors import ConfigError, EnvironmentFault, Fault, check_library
 from runner.launch.compose.references import draft
-from runner.run import Run
 from runner.run.record import RunRecord, check_whole, find_runs
 from runner.run.weights import find_weights
 from runner.schema.source import has_method
 from runner.schema.text import Config
 from runner.validate.configuration import find_all_faults, find_forbidden
 from runner.validate.hub_names import settle_hub
+from runner.validate.libraries import find_missing_libraries
 
 # The dataset of an environment that makes its rows.
 OF_ENVIRONMENT = "runner.generate.environment.rows.environment_rows"
@@ -104,7 +104,8 @@ def _read_model(
     root = Path(typed.get("output_root", "=outputs").partition("=")[2])
     record = _find_run(line, root)
     run = record.run if record else None
-    cfg = _compose(run, overrides, line.folders)
+    trained_cfg = run.cfg if run else None
+    cfg = _compose(trained_cfg, overrides, line.folders)
     _check_used(
         cfg,
         (*parts, *SETTINGS, "seed"),
@@ -172,7 +173,9 @@ def _name_of_rows(word: str, file: str | None, cfg: Config) -> str:
 
 
 # --- The configuration ----------------------------------------------------------------------------
-def _compose(run: Run | None, overrides: Sequence[str], folders: Sequence[Path]) -> dict[str, Any]:
+def _compose(
+    trained_cfg: Config | None, overrides: Sequence[str], folders: Sequence[Path]
+) -> dict[str, Any]:
     """The parts of a run with the overrides laid over them; without a run, those that they make.
 
     An option of a group takes the place of what the run had there, and a key changes it.
@@ -180,8 +183,8 @@ def _compose(run: Run | None, overrides: Sequence[str], folders: Sequence[Path])
     frozen: Mapping[str, Any] = {"trainer": {"head": "lm", "args": {}}}
     chosen = {*PARTS, "callback", "tolerate"}
     fresh = list(overrides)  # that are composed anew
-    if run:
-        frozen = run.cfg
+    if trained_cfg is not None:
+        frozen = trained_cfg
         menu = read_menu(folders)
         chosen = {key for key in map(dotted_key, overrides) if key in menu}
         fresh = [word for word in overrides if _is_fresh(word, chosen)]
@@ -256,4 +259,5 @@ def _check_used(
     faults = [fault for fault in faults if fault.where not in absent]
     faults += find_forbidden({"trainer": functions_of(cfg["trainer"] or {})}, allowed)
     ConfigError.refuse(faults)
+    EnvironmentFault.refuse(find_missing_libraries(used))
     settle_hub([used])

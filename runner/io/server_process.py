@@ -13,6 +13,11 @@ from pathlib import Path
 SECONDS_TO_END = 20.0
 SECONDS_TO_TIDY = 2.0
 SECONDS_BETWEEN_LOOKS = 0.3
+# A server whose parent was killed may end by itself, by the signal that this sends it.
+SECONDS_AS_ORPHAN = 3.0
+# Kills a group of processes, $0, some seconds after the standard input has ended. That ends with
+# whoever has started this, also where it was killed.
+WATCH = "read line; sleep $1; kill -s KILL -- -$0"
 
 
 @contextlib.contextmanager
@@ -35,6 +40,13 @@ def running(
             start_new_session=True,
             preexec_fn=functools.partial(set_parent_death_signal, os.getpid()),
         )
+    watch = subprocess.Popen(
+        ["/bin/sh", "-c", WATCH, str(process.pid), str(SECONDS_AS_ORPHAN)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         yield process
     finally:
@@ -50,6 +62,8 @@ def running(
                 time.sleep(SECONDS_BETWEEN_LOOKS)
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        watch.kill()
+        watch.communicate()
 
 
 def set_parent_death_signal(parent: int) -> None:

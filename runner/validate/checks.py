@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from runner.errors import Fault
 from runner.validate import adapter_parts, effect, parts, passed_on, strategy, training_fields
 from runner.validate.context import ValidationContext
-from runner.validate.environment_parts import find_episode_faults
+from runner.validate.environment_parts import find_episode_faults, find_source_faults
 from runner.validate.environments import find_environment_id_faults
 from runner.validate.loss_parts import find_objective_faults
 from runner.validate.optimizer_parts import find_expression_faults, find_optimizer_faults
@@ -31,7 +31,6 @@ PART_CHECKS: list[Check] = [
     strategy.find_split_quantised_faults,
     strategy.find_spread_faults,
     strategy.find_group_size_faults,
-    find_environment_id_faults,
     find_optimizer_faults,
     find_expression_faults,
     find_sampler_faults,
@@ -39,6 +38,8 @@ PART_CHECKS: list[Check] = [
     training_fields.find_direction_faults,
     training_fields.find_best_model_faults,
 ]
+# The environment, also where nothing is trained.
+ENVIRONMENT_CHECKS: list[Check] = [find_source_faults, find_environment_id_faults]
 # Fields of the trainer's config against each other.
 FIELD_CHECKS: list[Check] = [
     training_fields.find_step_faults,
@@ -71,6 +72,8 @@ def find_combination_faults(context: ValidationContext) -> Iterator[Fault]:
         if context.signature(context.args):
             for check in FIELD_CHECKS:
                 yield from check(context)
+    for check in ENVIRONMENT_CHECKS:
+        yield from check(context)
     yield from find_objective_faults(context)
     yield from find_policy_loss_faults(context)
 

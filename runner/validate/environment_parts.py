@@ -51,7 +51,15 @@ def find_episode_faults(context: ValidationContext) -> Iterator[Fault]:
             fix="dataset=<option>",
         )
     yield from _find_trainer_faults(context, target, name)
-    if target.startswith(OURS) and has_method(target, "find_faults"):
+
+
+def find_source_faults(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for each setting of an environment of ours that its package does not take."""
+    environment = context.mapping("environment")
+    target = environment.get("_target_")
+    if not isinstance(target, str) or not target.startswith(OURS):
+        return
+    if has_method(target, "find_faults"):
         yield from locate(target).find_faults(environment)
 
 

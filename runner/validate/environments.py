@@ -19,7 +19,8 @@ VERIFIERS = "runner.generate.environment.verifiers.Verifiers"
 OPENENV = "runner.generate.environment.openenv.OpenEnv"
 SHIPPED = "runner.generate.environment.toy_sorting"
 PYTHON = "python"  # a command that begins so is run by the Python of the run
-NEEDS_VERIFIERS = re.compile(r"verifiers(?![\w-])")  # a requirement of a package
+# A requirement of a package, but not that of one of its extras, as ours is.
+NEEDS_VERIFIERS = re.compile(r"verifiers(?![\w-])(?!.*;.*\bextra\b)")
 # Environments of verifiers that need more than a Python process on this machine.
 NOT_HERE = {
     "harbor": "each of its tasks is a container",

@@ -232,8 +232,10 @@ def case_swept(kind):
 
 def case_evaluated(kind):
     faults = case_trained(kind, "grpo")
+    if faults:
+        return faults
     ended = run(kind, "evaluate", str(folder_of("run")), *kind.other, "limit=4", name="")
-    return faults + finished(ended)
+    return finished(ended)
 
 
 def case_failing(kind, mood):
@@ -250,6 +252,24 @@ def case_failing(kind, mood):
     if mood in ("raises", "hangs", "no_number"):
         skipped = run(kind, *words, "environment.on_error=skip", name=f"{mood}-skip")
         faults += [f"{mood}, skipped: {fault}" for fault in finished(skipped)]
+    return faults
+
+
+def case_killed_while_it_hangs(kind):
+    """A run that is killed while its environment hangs leaves no process."""
+    spoilt = [word.replace("MOOD", "hangs") for word in kind.spoilt]
+    words = ("trainer=grpo", *TRAINED, *SAMPLED["grpo"], *spoilt, "environment.timeout=60")
+    process, mark = start(kind, *words, name="hanging")
+    deadline = time.monotonic() + 60
+    while not list(Path("outputs/hanging").glob("*/status.json")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(15)
+    faults = []
+    if process.poll() is not None:
+        faults.append(f"it has ended by itself: {process.communicate()[0][-LETTERS:]}")
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    faults += [f"left running: {command[:100]}" for command in marked(mark, 10.0)]
     return faults
 
 
@@ -314,6 +334,8 @@ def cases_of(kind):
     yield "evaluate", lambda: case_evaluated(kind)
     for mood in kind.moods:
         yield mood, lambda mood=mood: case_failing(kind, mood)
+    if "hangs" in kind.moods:
+        yield "kill-hangs", lambda: case_killed_while_it_hangs(kind)
     yield "secret", lambda: case_secret(kind)
     yield "no-network", lambda: case_without_network(kind)
     yield "masks", lambda: case_masked(kind)
