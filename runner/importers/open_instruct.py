@@ -171,6 +171,10 @@ def _write_rollouts(draft: Draft) -> None:
         draft.note(SAME, minibatches_key, why="one step with all completions")
     if draft.keys.get("per_device_train_batch_size") is not None:
         draft.note(IGNORED, "per_device_train_batch_size", why="packs of a forward pass")
+    if draft.keys.get("max_steps") is not None:
+        draft.no_equivalent(
+            "max_steps", "the calls of tools in an episode", "environment.max_turns"
+        )
     episodes = draft.take("total_episodes", to_whole_number, 0)
     steps = max(1, episodes // completions) * minibatches * epochs
     why = f"{episodes} completions, {completions} at a time"
