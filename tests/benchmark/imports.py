@@ -1,4 +1,4 @@
-"""``import`` on all example files of Axolotl, LLaMA-Factory, ms-swift and TRL.
+"""``import`` on all example files of Axolotl, LLaMA-Factory, ms-swift, TRL and Unsloth (notebooks).
 
 The fate of each file and key.
 
@@ -39,6 +39,7 @@ PEERS = {
     "axolotl": ["examples/**/*.y*ml"],
     "LLaMA-Factory": ["examples/**/*.yaml", "examples/**/*.sh"],
     "ms-swift": ["examples/**/*.sh", "examples/**/*.yaml"],
+    "notebooks": ["nb/*.ipynb"],  # of unslothai
     "trl": ["examples/cli_configs/*.yaml", "examples/accelerate_configs/*.yaml"],
 }
 DOCUMENTS = (
