@@ -293,6 +293,23 @@ def test_rows_of_a_script(read, rows, written):
     assert draft.values["dataset"] == {"path": "c/d"} | written
 
 
+def test_rows_that_a_script_holds_out_are_held_out(read):
+    draft = read(
+        HEAD
+        + """
+rows = load_dataset(path="c/d", name="small")
+args = SFTConfig(evaluation_strategy="steps", eval_steps=5)
+SFTTrainer("a/b", args=args, train_dataset=rows["train"], eval_dataset=rows["test"])
+"""
+    )
+    assert draft.values["dataset"]["split"]["eval"] == "test"
+    assert args_of(draft)["eval_steps"] == 5
+
+
+def test_a_file_whose_name_is_a_number_gets_another_one(tmp_path):
+    assert verb.name_of(tmp_path / "4.ipynb") == "imported_4"
+
+
 def test_datasets_that_a_script_joins_are_a_mixture(read):
     draft = read(
         HEAD

@@ -13,6 +13,8 @@ FIRST_KEYS = ("seed", "learning_rate", "kl_coef")
 def name_of(path: Path) -> str:
     """A name for the experiment of a file: that of the file, in letters that need no quotes."""
     name = re.sub(r"[^A-Za-z0-9]+", "_", path.stem).strip("_").lower()
+    if name.isdigit():  # no option of a menu is a number
+        name = f"imported_{name}"
     return name[:MAX_NAME_LETTERS] or "imported"
 
 

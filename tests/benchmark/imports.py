@@ -1,7 +1,7 @@
 """``import`` on all example files of the tools whose configurations are read.
 
-These are Axolotl, LLaMA-Factory, ms-swift, OpenRLHF, torchtune, open-instruct, TRL, and recipes for
-it.
+These are Axolotl, LLaMA-Factory, ms-swift, OpenRLHF, torchtune, open-instruct, TRL, recipes for it,
+and the notebooks of Unsloth.
 
 The fate of each file and key.
 
@@ -48,6 +48,7 @@ PEERS = {
     "open-instruct": ["scripts/train/**/*.sh", "configs/train_configs/**/*.yaml"],
     "OpenRLHF": ["examples/scripts/*.sh"],
     "torchtune": ["recipes/configs/**/*.yaml"],
+    "notebooks": ["nb/*.ipynb"],  # of unslothai
     "trl": ["examples/cli_configs/*.yaml", "examples/accelerate_configs/*.yaml"],
 }
 DOCUMENTS = (
