@@ -6,7 +6,9 @@
     follow            the rows of a dialect's table (row_functions: what no row can describe)
     device_strategy   over how many devices, and how -> words to type
     dataset_entries, reward_entries    datasets and rewards of any tool
+    hydra_words       overrides and nested YAML of tools that read them with Hydra
     axolotl, llama_factory, llama_factory_v1, swift, trl    the rest, one reader a tool
+    verl, verl_sft    the same, with verl_run, verl_loss and verl_rewards
     translate         all of it in order
 
 A dialect is one table in ``config/dialects/``, which the check of keys reads too; ``shared.yaml``

@@ -1,4 +1,4 @@
-"""``import`` on all example files of Axolotl, LLaMA-Factory, ms-swift and TRL.
+"""``import`` on all example files of Axolotl, LLaMA-Factory, ms-swift, TRL and verl.
 
 The fate of each file and key.
 
@@ -39,6 +39,7 @@ PEERS = {
     "axolotl": ["examples/**/*.y*ml"],
     "LLaMA-Factory": ["examples/**/*.yaml", "examples/**/*.sh"],
     "ms-swift": ["examples/**/*.sh", "examples/**/*.yaml"],
+    "verl": ["examples/**/*.sh", "examples/**/config/*.yaml", "verl/trainer/config/*trainer*.yaml"],
     "trl": ["examples/cli_configs/*.yaml", "examples/accelerate_configs/*.yaml"],
 }
 DOCUMENTS = (
