@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from runner.command._ending import print_end
 from runner.config.user_folder import add_working_folder
@@ -31,17 +32,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 completion = import_module("runner.command._completion")
                 code: int = completion.answer_shell(words[1:])
             return code
-        dispatch = import_module("runner.command._dispatch")
+        dispatch = _import("runner.command._dispatch")
         line = dispatch.read_line(words)
         if not dispatch.is_one_training(line):
             code = dispatch.do_other(line)
             return code
         # Nothing has to be saved before the worker begins.
         with dispatch.watched():
-            stages = import_module("runner.launch.compose.stages")
+            stages = _import("runner.launch.compose.stages")
             runs = stages.compose_runs(line.overrides, line.folders)
-            start_runs = import_module("runner.launch.start_runs").start_runs
-            code = start_runs(runs, dry_run=line.dry_run, debug=line.debug)
+            start_runs = _import("runner.launch.start_runs")
+            code = start_runs.start_runs(runs, dry_run=line.dry_run, debug=line.debug)
         return code
     except KeyboardInterrupt:  # between two runs, where no worker listens
         return 130
@@ -51,6 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return print_end(blame_versions(error, words), words)
     finally:
         _flush_output()
+
+
+def _import(name: str) -> Any:
+    """A module of ours by its dotted name; what an import makes stays, so no garbage is sought."""
+    with uncollected():
+        return import_module(name)
 
 
 def _flush_output() -> None:

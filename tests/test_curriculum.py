@@ -13,7 +13,9 @@ from runner.dataset.curriculum import MEMORY, MIN_WEIGHT, Curriculum, curriculum
 from runner.errors import ConfigError, DataError
 from runner.generate.sampler import seeded_generator
 from runner.launch.compose.stages import compose_runs
+from runner.run.history import read_metrics
 from runner.training.curriculum import MEMORY_FILE, RowCurriculum
+from runner.training.dynamic_sampling import EXCHANGED
 
 NAN = float("nan")
 
@@ -98,8 +100,9 @@ def test_what_keeps_a_curriculum_from_choosing_rows_is_refused(words, found):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", ["grpo", "ppo"])
+@pytest.mark.parametrize("trainer", ["grpo", "rloo", "ppo"])
 def test_a_curriculum_is_stored_in_checkpoints_and_a_resume_ends_with_the_same_bits(train, trainer):
+    """PPO exchanges prompts without a signal besides, whose first scores are remembered."""
     words = [f"trainer={trainer}", "dataset=toy_sort", "metric=none", "dataset.limit.eval=8"]
     words += ["dataset.limit.train=12", "trainer.args.max_steps=6", "trainer.args.save_steps=2"]
     words += [
@@ -115,10 +118,20 @@ def test_a_curriculum_is_stored_in_checkpoints_and_a_resume_ends_with_the_same_b
             "trainer.args.per_device_train_batch_size=16",
             "trainer.args.max_completion_length=12",
         ],
-        "ppo": ["trainer.args.per_device_train_batch_size=4", "trainer.args.response_length=12"],
+        "rloo": [
+            "trainer.args.per_device_train_batch_size=16",
+            "trainer.args.max_completion_length=12",
+        ],
+        "ppo": [
+            "trainer.args.per_device_train_batch_size=4",
+            "trainer.args.response_length=12",
+            "trainer.dynamic_sampling=2",
+        ],
     }[trainer]
     run = train(*words).run
     memory = json.loads((run.checkpoints / "checkpoint-6" / MEMORY_FILE).read_text())
     assert len(memory) >= 4
     assert {len(rewards) % 4 for rewards in memory.values()} == {0}
+    exchanged = [line.get(EXCHANGED, 0.0) for line in read_metrics(run.metrics)]
+    assert (sum(exchanged) > 0) == (trainer == "ppo")
     check_going_on(train, words, run)

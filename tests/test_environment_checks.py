@@ -34,7 +34,17 @@ def faults_of_id(monkeypatch, tmp_path):
     return faults
 
 
-@pytest.mark.parametrize("name", ["my-tasks", "my_tasks", "org/my-tasks@1.2", "opened-tasks"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "my-tasks",
+        "my_tasks",
+        "org/my-tasks@1.2",
+        "opened-tasks",
+        "opened_tasks.part",
+        environments.SHIPPED,
+    ],
+)
 def test_an_installed_or_an_opened_environment_passes(faults_of_id, name):
     assert faults_of_id(name) == []
 
@@ -45,6 +55,8 @@ def test_an_installed_or_an_opened_environment_passes(faults_of_id, name):
         ("my-task", "not installed", "environment.id=my_tasks"),
         ("quantum", "not installed", "pip install"),
         ("hidden_tasks", "does not say", "'allow=[hidden_tasks]'"),
+        ("hidden_tasks.part", "does not say", "'allow=[hidden_tasks]'"),
+        ("runner.generate.toy", "not installed", f"environment.id={environments.SHIPPED}"),
         ("harbor", "a container", "environment=openenv"),
         ("nemo-gym", "uv", "environment=openenv"),
     ],
@@ -67,7 +79,7 @@ def server_faults(**node):
     )
 
 
-def test_a_server_that_cannot_be_had():
+def test_a_server_that_cannot_be_had(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         assert server_faults(url=url) == []
@@ -80,6 +92,8 @@ def test_a_server_that_cannot_be_had():
     (fault,) = server_faults(command="no-such-program --port PORT")
     assert fault.found == "no-such-program, which is no program"
     assert server_faults(command=[sys.executable, "server.py", "PORT"]) == []
+    monkeypatch.setenv("PATH", "")
+    assert server_faults(command="python server.py PORT") == []
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,12 @@ def test_an_episode_is_played_and_its_rewards_are_summed(load):
     assert episodes[0].get_reward() == 0.0
 
 
+def test_no_episode_waits_for_the_package(load, monkeypatch):
+    monkeypatch.delitem(sys.modules, "openenv.core")
+    load().make()
+    assert "openenv.core" in sys.modules
+
+
 def test_the_last_reward_alone_and_arguments_of_reset(load):
     source = load(reward="last", resets=[{}, {"hint": " below 10"}])
     rows = source.rows(2, 0, held_out=False)
@@ -253,6 +259,13 @@ def test_a_field_that_is_not_there(load, arguments, words):
     source = load(**arguments)
     with pytest.raises(ConfigError, match=words):
         begin(source, source.rows(1, 0, held_out=False))
+
+
+def test_python_is_that_of_the_run_and_port_is_free():
+    command = OpenEnv(command="python server.py --port PORT").command
+    assert command[0] == sys.executable
+    assert int(command[-1]) > 0
+    assert OpenEnv(command=["pythonx", "python"]).command == ["pythonx", "python"]
 
 
 def test_a_command_that_fails_or_serves_nothing(tmp_path):

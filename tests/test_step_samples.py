@@ -129,6 +129,43 @@ def test_what_an_evaluation_scores_is_not_what_was_trained(tmp_path, trainer):
     assert (row["prompt"], row["completion"], row["advantage"]) == (PROMPTS[1], TEXTS[1], None)
 
 
+def test_a_step_that_samples_several_times_has_the_rewards_of_each(tmp_path, trainer):
+    samples, tracker = samples_of(tmp_path, trainer)
+    for prompts, texts, reward in ((["a"] * 4, TEXTS, 1.0), (["b"] * 4, ["7", "8", "9", "6"], 2.0)):
+        samples.begin(trainer)
+        score(tracker, trainer.tokenizer, prompts=prompts, texts=texts, rewards=[reward] * 4)
+        samples.add_batch(batch_of(trainer.tokenizer, [(prompts[1], texts[1])]))
+    samples.write(trainer)
+    written = read_rows(tmp_path / "completions.jsonl")
+    assert [(row["prompt"], row["rewards"]["near"]) for row in written] == [("a", 1.0), ("b", 2.0)]
+
+
+def test_an_episode_is_shown_turn_by_turn_with_its_own_reward(tmp_path, trainer):
+    """The same tokens may earn different rewards, because other rows begin alike."""
+    trainer.num_generations = 2
+    samples, tracker = samples_of(tmp_path, trainer)
+    samples.begin(trainer)
+    tokenizer = trainer.tokenizer
+    texts = ["7", "8"] * 2
+    turns = [{"role": "assistant", "content": "7"}, {"role": "user", "content": "no"}]
+    episodes = []
+    for place in range(4):
+        prompt = [{"role": "user", "content": f"row {place // 2}"}]
+        ids = tokenizer("?")["input_ids"]
+        episodes.append({"prompt": prompt, "completion": turns, "prompt_ids": ids})
+    scorer = to_scorer("won", lambda completions, **_: [1.0, 0.0, 0.0, 1.0], tracker=tracker)
+    ids = [tokenizer(text + tokenizer.eos_token)["input_ids"] for text in texts]
+    scorer(prompts=["?"] * 4, completions=texts, completion_ids=ids, environment_episodes=episodes)
+    samples.add_batch(batch_of(tokenizer, [("?", "7"), ("?", "7")], [-0.5, 0.5]))
+    samples.write(trainer)
+    written = read_rows(tmp_path / "completions.jsonl")
+    figures = {
+        row["advantage"]: (row["prompt"][0]["content"], row["rewards"]["won"]) for row in written
+    }
+    assert figures == {-0.5: ("row 1", 0.0), 0.5: ("row 0", 1.0)}
+    assert written[0]["completion"] == turns
+
+
 def test_without_a_batch_the_scored_completions_are_written(tmp_path, trainer):
     samples, tracker = samples_of(tmp_path, trainer)
     samples.begin(trainer)

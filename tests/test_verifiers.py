@@ -2,13 +2,15 @@
 
 import asyncio
 import os
+import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from runner.errors import ConfigError, DataError
+from runner.errors import ConfigError, DataError, EnvironmentFault
 from runner.generate.episode import settle
 from runner.generate.tool_guard import guard_environment
 
@@ -36,11 +38,16 @@ def load(monkeypatch):
     for source in sources:
         source.close()
     if not IS_REAL:
+        monkeypatch.delitem(sys.modules, SHIPPED, raising=False)
         for module in [name for name in sys.modules if name.partition(".")[0] in STOOD_IN]:
             monkeypatch.delitem(sys.modules, module)
 
 
-STOOD_IN = ("verifiers", "runner_conversation", *(path.stem for path in OURS.glob("*.py")))
+STOOD_IN = (
+    *("verifiers", "runner_conversation", "runner_generate_environment_toy_sorting"),
+    *(path.stem for path in OURS.glob("*.py")),
+)
+SHIPPED = "runner.generate.environment.toy_sorting"  # which imports the package
 
 
 def begin(source, rows):
@@ -110,6 +117,25 @@ def test_a_user_answers_until_the_end(load):
         assert score == {"is_found": float(number < 4), "turns": float(min(number + 1, 4))}
 
 
+def test_the_environment_that_ships_lets_the_model_try_again(load):
+    source = load(SHIPPED, config={"taskset": {"tries": 2}})
+    assert source.rewards == {"is_sorted": 1.0, "places": 0.5}
+    assert source.packages == ("verifiers", "runner")
+    rows = source.rows(3, 0, held_out=False)
+    episodes, _ = begin(source, rows)
+    right = [" ".join(sorted(source.task(row["task"]).data.digits.split())) for row in rows]
+    first = [right[0], "0", "0"]
+    turns = settle([e.respond(say(text)) for e, text in zip(episodes, first, strict=True)])
+    assert turns[0] is None
+    prompt = rows[1]["prompt"][0]["content"]
+    assert turns[1] == [{"role": "user", "content": f"No. {prompt}"}]
+    turns = settle([episodes[1].respond(say(right[1])), episodes[2].respond(say("x"))])
+    assert turns == [None, None]
+    scores = settle([episode.get_reward() for episode in episodes])
+    assert scores[0] == scores[1] == {"is_sorted": 1.0, "places": 1.0}
+    assert scores[2] == {"is_sorted": 0.0, "places": 0.0}
+
+
 def test_an_answer_does_not_depend_on_the_order_of_the_calls(load):
     source = load("guess_tasks")
     rows = source.rows(6, 0, held_out=False)
@@ -163,6 +189,32 @@ def test_an_environment_that_fails_says_why(load, said, words):
     assert not source.running
 
 
+def test_an_episode_does_not_wait_for_servers_and_one_that_ends_in_mid_request_is_no_error(
+    load, caplog
+):
+    source = load("sorted_tasks")
+    source.make()
+    assert source.is_up
+    url = urlsplit(settle([source.serving()])[0].client.base_url)
+    source.answers["x"] = None
+    with socket.create_connection((url.hostname, url.port)) as connection:
+        words = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: x\r\nX-Session-ID: x\r\n"
+        connection.sendall(f"{words}Content-Length: 9\r\n\r\n{{".encode())
+    settle([asyncio.sleep(0.05)])
+    assert "Error handling request" not in caplog.text
+
+
+def test_servers_that_do_not_start_are_told(load, monkeypatch):
+    source = load("sorted_tasks")
+
+    async def fail():
+        raise OSError("no port is free")
+
+    monkeypatch.setattr(source, "serving", fail)
+    with pytest.raises(EnvironmentFault, match="sorted_tasks: OSError: no port is free"):
+        source.make()
+
+
 def test_an_environment_that_hangs_is_left_when_its_time_is_over(load):
     source = load("failing_tasks")
     (hanging, good), _ = begin(source, source.rows(2, 0, held_out=False))
@@ -176,8 +228,9 @@ def test_an_environment_that_hangs_is_left_when_its_time_is_over(load):
 
 def test_an_environment_that_lets_nothing_else_run_is_interrupted(load):
     source = load("failing_tasks")
-    make = guard_environment(source.make, "environment", seconds=0.1)
+    make = guard_environment(source.make, "environment", seconds=1.0)
     (row,) = source.rows(1, 0, held_out=False)
+    begin(source, [row])  # which imports what the next one needs
     episode = make()
     settle([episode.reset(**row)])
     with pytest.raises(DataError, match=r"TimeoutError|took longer|timed out"):

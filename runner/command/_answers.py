@@ -97,7 +97,14 @@ def _read_single_set(request: Request, form: str) -> tuple[str, Rows]:
     if len(sets) > 1:
         first = next(iter(sets))
         expected = f"one of {', '.join(sets)}"
-        raise ConfigError(Fault("set", f"{len(sets)} sets", expected, f"set={first}"))
+        raise ConfigError(
+            Fault(
+                where="set",
+                found=f"{len(sets)} sets",
+                expected=expected,
+                fix=f"set={first}",
+            )
+        )
     (named_rows,) = sets.items()
     return named_rows
 

@@ -116,7 +116,14 @@ class Conversation:
         if found:
             fix = "model.tokenizer.chat_template=chatml, or no system prompt"
             found = f"{self.name}: {found}"
-            raise ConfigError(Fault("system", found, "a template that writes it", fix))
+            raise ConfigError(
+                Fault(
+                    where="system",
+                    found=found,
+                    expected="a template that writes it",
+                    fix=fix,
+                )
+            )
 
     def to_rows(self) -> list[JsonObject]:
         """The conversation as rows of a dataset: one of messages, or one for each text."""

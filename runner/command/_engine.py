@@ -136,19 +136,39 @@ def _find_missing(request: Request) -> dict[str, Fault]:
     missing = {}
     if not _vllm_command():
         found = "vllm is not installed"
-        missing["vllm"] = Fault("engine", found, "vllm here or on the path", to_install("vllm"))
+        missing["vllm"] = Fault(
+            where="engine",
+            found=found,
+            expected="vllm here or on the path",
+            fix=to_install("vllm"),
+        )
     if shutil.which(LLAMA_SERVER) is None:
         found = f"there is no {LLAMA_SERVER} on the path"
         fix = "engine=transformers  (or install llama.cpp)"
-        missing["llama.cpp"] = Fault("engine", found, "the server of llama.cpp", fix)
+        missing["llama.cpp"] = Fault(
+            where="engine",
+            found=found,
+            expected="the server of llama.cpp",
+            fix=fix,
+        )
     elif find_gguf(request) is None:
         run = request.name if request.run else "RUN"
         found = "llama.cpp, but the run has no file of its format"
         fix = f"python -m runner export {run} format=gguf"
-        missing["llama.cpp"] = Fault("engine", found, "a .gguf file", fix)
+        missing["llama.cpp"] = Fault(
+            where="engine",
+            found=found,
+            expected="a .gguf file",
+            fix=fix,
+        )
     absent = [name for name in SERVE_MODULES if importlib.util.find_spec(name) is None]
     if absent:
         found = f"the server of transformers needs {', '.join(absent)}"
         fix = to_install("fastapi")
-        missing["transformers"] = Fault("engine", found, "the extra serve", fix)
+        missing["transformers"] = Fault(
+            where="engine",
+            found=found,
+            expected="the extra serve",
+            fix=fix,
+        )
     return missing

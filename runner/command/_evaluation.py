@@ -44,7 +44,12 @@ def _check_tasks(request: Request) -> None:
         for name in names:
             if getattr(options, name):
                 faults.append(
-                    Fault(name, "set, without lm_eval", "tasks that it is for", "lm_eval=[<task>]")
+                    Fault(
+                        where=name,
+                        found="set, without lm_eval",
+                        expected="tasks that it is for",
+                        fix="lm_eval=[<task>]",
+                    )
                 )
         ConfigError.refuse(faults)
         return
@@ -135,6 +140,12 @@ def _other_request(line: CommandLine, request: Request, against: str) -> Request
     other = read_against(line, request, against, lambda words: read_request(words, Options, PARTS))
     if other.head != request.head:
         found = f"{against} is a {other.head} model"
-        raise ConfigError(Fault("against", found, f"an {request.head} model"))
+        raise ConfigError(
+            Fault(
+                where="against",
+                found=found,
+                expected=f"an {request.head} model",
+            )
+        )
     shared = {name: request.cfg.get(name) for name in SHARED}
     return replace(other, options=request.options, cfg=other.cfg | shared, chosen=request.chosen)

@@ -43,6 +43,12 @@ def measure_side(side: Side) -> None:
         measure_sampled(side, model, tokenizer, sampled_metrics)
     if not any(figures.scores for figures in side.sets.values()):
         found = f"nothing to measure: {'; '.join(side.notes)}"
-        raise DataError(Fault("dataset", found, "prompts or known answers"))
+        raise DataError(
+            Fault(
+                where="dataset",
+                found=found,
+                expected="prompts or known answers",
+            )
+        )
     del model
     gc.collect()

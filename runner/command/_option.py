@@ -75,7 +75,12 @@ class Option:
         if not accepted.accepts(value):
             return misfit_type(key, value, accepted)
         if self.parts and not re.fullmatch(re.sub(r"\w+", "[^/]+", self.parts), value):
-            return Fault(key, value, self.parts, f"{key}={self.parts}")
+            return Fault(
+                where=key,
+                found=value,
+                expected=self.parts,
+                fix=f"{key}={self.parts}",
+            )
         return misfit_number(key, value, self.numbers)
 
 
@@ -165,7 +170,14 @@ def split_options(
         if others and head in GROUPS:
             reason = ": a key of training, which is already over"
         fix = f"{near[0]}={text}" if near else f"python -m runner {verb} --help"
-        split.faults.append(Fault(key, f"{verb}{reason}", ", ".join(known), fix))
+        split.faults.append(
+            Fault(
+                where=key,
+                found=f"{verb}{reason}",
+                expected=", ".join(known),
+                fix=fix,
+            )
+        )
     return split
 
 

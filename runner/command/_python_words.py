@@ -25,15 +25,36 @@ def to_overrides(
     """
     strange = [word for word in words if not isinstance(word, str)]
     fix = f'runner.{call}("seed=1")'
-    ConfigError.refuse(Fault(f"runner.{call}", repr(word), "words", fix) for word in strange)
+    ConfigError.refuse(
+        Fault(
+            where=f"runner.{call}",
+            found=repr(word),
+            expected="words",
+            fix=fix,
+        )
+        for word in strange
+    )
     words = [f"experiment={word}" if is_experiment_file(word) else word for word in words]
     faults = list(_find_word_faults(words, call))
     for key, value in keys.items():
         fix = f'runner.{call}("{to_override(key, value)}")'
-        faults.append(Fault(key, "an argument of this name", "a word of the command line", fix))
+        faults.append(
+            Fault(
+                where=key,
+                found="an argument of this name",
+                expected="a word of the command line",
+                fix=fix,
+            )
+        )
     for folder in folders:
         if not folder.is_dir():
-            faults.append(Fault("config_dir", str(folder), "a folder"))
+            faults.append(
+                Fault(
+                    where="config_dir",
+                    found=str(folder),
+                    expected="a folder",
+                )
+            )
     ConfigError.refuse(faults)
     return expand(words, read_menu(folders))
 
@@ -54,4 +75,9 @@ def _find_word_faults(words: Sequence[str], call: str) -> Iterator[Fault]:
         parts = BETWEEN_WORDS.split(word)
         if len(parts) > 1 and "'" not in word and '"' not in word:
             typed = ", ".join(f'"{part}"' for part in parts)
-            yield Fault("runner", repr(word), "one word each", f"runner.{call}({typed})")
+            yield Fault(
+                where="runner",
+                found=repr(word),
+                expected="one word each",
+                fix=f"runner.{call}({typed})",
+            )

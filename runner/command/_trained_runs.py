@@ -47,7 +47,12 @@ def runs(folder: str | Path = "outputs") -> TrainedRuns:
         place = Path("outputs", folder).absolute()
     if not place.is_dir():
         raise FolderError(
-            Fault(str(folder), "no such folder", "a folder of runs", "python -m runner report")
+            Fault(
+                where=str(folder),
+                found="no such folder",
+                expected="a folder of runs",
+                fix="python -m runner report",
+            )
         )
     folders = [place] if is_run(place) else find_folders(place)
     if not folders:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.command import CFG, OF_ROWS, PRINTING, VERBS, CommandLine
-from runner.command._foreign_files import translate_files
 from runner.command._help import help_text
 from runner.command._option import options_of
 from runner.config.choice import A_FILE, option_fault
@@ -63,7 +62,12 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
         ConfigError.refuse(_find_file_faults(verb, files, overrides))
         overrides = [*(f"experiment={file}" for file in files), *overrides]
     expanded = expand(overrides, menu)
-    notes = translate_files(expanded) if verb in COMPOSING else []
+    notes = []
+    if verb in COMPOSING and "experiment" in map(dotted_key, expanded):
+        # It imports the importers, which a command without such a file need not wait for.
+        from runner.command._foreign_files import translate_files
+
+        notes = translate_files(expanded)
     if known.folders and not has_typed_folder:
         folder = known.folders[0]
         notes.insert(0, f"conf      {folder}/ here is used; --config-dir none leaves it out")
@@ -323,7 +327,12 @@ def find_flag_faults(line: CommandLine, flags: Mapping[str, str], menu: Options)
         elif line.verb != "train":
             yield _verb_flag_fault(line.verb, name, value)
         elif not any(fault.where.endswith(name) for fault in faults):
-            yield Fault(where=f"--{name}", found=NO_FLAG, expected="key=value", fix=typed[name])
+            yield Fault(
+                where=f"--{name}",
+                found=NO_FLAG,
+                expected="key=value",
+                fix=typed[name],
+            )
 
 
 def _check_keys(line: CommandLine, words: list[str]) -> list[Fault]:

@@ -32,7 +32,13 @@ def main(line: CommandLine) -> int:
     llama_cpp = _find_tools(options, run)
     folder = run.folder / "model"
     if not folder.is_dir():
-        raise FolderError(Fault(display_path(folder), "missing", "the model of a finished run"))
+        raise FolderError(
+            Fault(
+                where=display_path(folder),
+                found="missing",
+                expected="the model of a finished run",
+            )
+        )
     check_sealed(folder)
     repository = None
     if options.push:

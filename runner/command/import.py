@@ -28,7 +28,14 @@ def main(line: CommandLine) -> int:
     options = read_options(line, Options)
     if len(line.runs) != 1:
         found = f"{len(line.runs)} of them" if line.runs else "none"
-        raise ConfigError(Fault("FILE", found, "one file", "python -m runner import <file>"))
+        raise ConfigError(
+            Fault(
+                where="FILE",
+                found=found,
+                expected="one file",
+                fix="python -m runner import <file>",
+            )
+        )
     reading = read_file(Path(line.runs[0]), options.dialect)
     name = _name_of_experiment(options, reading.path)
     target = None

@@ -31,7 +31,14 @@ def main(line: CommandLine) -> int:
         if not named:
             guess = best_guess(word, menu)
             fix = f"python -m runner options {guess}".rstrip()
-            faults.append(Fault(word, "no such name", expected, fix))
+            faults.append(
+                Fault(
+                    where=word,
+                    found="no such name",
+                    expected=expected,
+                    fix=fix,
+                )
+            )
     ConfigError.refuse(faults)
     for word, named in descriptions.items():
         print(word)

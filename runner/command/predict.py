@@ -46,7 +46,12 @@ def find_faults(request: InferenceRequest[Options]) -> Iterator[Fault]:
     has_prompt = options.prompt is not None
     has_rows = "dataset" in request.chosen or options.file is not None
     if has_prompt and has_rows:
-        yield Fault("prompt", "prompt and rows", "one of them", "leave the other out")
+        yield Fault(
+            where="prompt",
+            found="prompt and rows",
+            expected="one of them",
+            fix="leave the other out",
+        )
     if is_scorer and has_prompt and options.completion is None:
         yield Fault(
             where="prompt",
@@ -65,7 +70,12 @@ def find_faults(request: InferenceRequest[Options]) -> Iterator[Fault]:
         found = "true together with prompt"
         if is_scorer:
             found = "true, but a reward model's score is its logit"
-        yield Fault("logits", found, "rows that a language model answers", "leave it out")
+        yield Fault(
+            where="logits",
+            found=found,
+            expected="rows that a language model answers",
+            fix="leave it out",
+        )
     if not is_scorer and not has_prompt:
         fault = find_prompt_fault(request.experiment.dataset.node, "dataset")
         if fault:

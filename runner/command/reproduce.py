@@ -42,7 +42,12 @@ def main(line: CommandLine) -> int:
     again = open_run(cfg, overrides, ["reproduce", str(run)])
     if again.folder.resolve() == run.folder.resolve():
         raise ConfigError(
-            Fault("name", cfg["name"], "another name than that of the run", "leave name out")
+            Fault(
+                where="name",
+                found=cfg["name"],
+                expected="another name than that of the run",
+                fix="leave name out",
+            )
         )
     if again.status()["state"] == "finished":
         print(f"finished  {again} already; it is compared as it is")
@@ -75,7 +80,14 @@ def _check_options(options: Options, run: RunRecord) -> None:
     faults = []
     if options.name is not None and not is_folder_name(options.name):
         expected = f"a plain folder name, up to {MAX_NAME_LETTERS} characters"
-        faults.append(Fault("name", options.name, expected, "name=<word>"))
+        faults.append(
+            Fault(
+                where="name",
+                found=options.name,
+                expected=expected,
+                fix="name=<word>",
+            )
+        )
     if not options.trust:
         words = f"python -m runner reproduce {run} trust=true"
         faults += find_dangers(run.cfg, f"{words}  (if you trust who wrote its config.yaml)")

@@ -26,7 +26,13 @@ def locate(target: str) -> Any:
                 continue
             raise
         return functools.reduce(getattr, parts[length:], module)
-    raise ConfigError(Fault(where=target, found="no such module", expected="an importable name"))
+    raise ConfigError(
+        Fault(
+            where=target,
+            found="no such module",
+            expected="an importable name",
+        )
+    )
 
 
 def build(node: object, **given: object) -> Any:

@@ -59,7 +59,12 @@ def parse_yaml(text: str | bytes, where: str) -> Any:
 def encoding_fault(path: Path, content: bytes, expected: str) -> Fault:
     """The fault of a file whose bytes are not UTF-8, with what they are instead."""
     finding = undecodable(content, str(path))
-    return Fault(where=str(path), found=finding.found, expected=expected, fix=finding.fix)
+    return Fault(
+        where=str(path),
+        found=finding.found,
+        expected=expected,
+        fix=finding.fix,
+    )
 
 
 def check_size(path: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from runner.config.sampler import LIBRARY, RUNNER, SAMPLER, VLLM, SamplerChoice
 from runner.schema.literal import to_text
+from runner.schema.source import Definition, find_definition
 from runner.schema.text import Config, select, short_text
 from runner.schema.upstream.sampling import is_sampled_by_runner
 from runner.schema.upstream.steps import config_fields
@@ -26,7 +27,8 @@ def choose_sampler(cfg: Config) -> SamplerChoice | None:
     """Settle ``trainer.sampler`` where it is auto; None for a trainer that has no such key.
 
     It becomes runner where that samples as transformers would, else transformers, and is left out
-    where ``use_vllm`` is set. In its turn vllm sets ``use_vllm``.
+    where ``use_vllm`` is set. In its turn vllm sets ``use_vllm``. Episodes of several turns are
+    sampled by the runner or not at all.
     """
     trainer = cfg.get("trainer")
     args = select(cfg, "trainer.args")
@@ -44,10 +46,18 @@ def choose_sampler(cfg: Config) -> SamplerChoice | None:
         return SamplerChoice(VLLM, "as use_vllm was set", is_automatic=True)
     choice = SamplerChoice(RUNNER, WHY, is_automatic=True)
     lack = next(find_sampler_lacks(cfg), "")
-    if lack:
+    if lack and not has_several_turns(select(cfg, "environment._target_")):
         choice = SamplerChoice(LIBRARY, lack, is_automatic=True)
     trainer[SAMPLER] = choice.value
     return choice
+
+
+def has_several_turns(target: object) -> bool:
+    """True for a class of the environment that does not speak of episodes of one turn."""
+    if not isinstance(target, str):
+        return False
+    definition = find_definition(target)
+    return isinstance(definition, Definition) and "single_turn" not in definition.module.text
 
 
 def pass_on_dynamic_sampling(cfg: Config) -> None:

@@ -102,7 +102,13 @@ def _read(source: RowSource, use: Use, cut: str, count: int) -> list[Row]:
     first = list(itertools.islice(rows, count))
     if not first:
         found = f"{source.path} {cut}: no rows"
-        raise DataError(Fault(where=where, found=found, expected="at least one"))
+        raise DataError(
+            Fault(
+                where=where,
+                found=found,
+                expected="at least one",
+            )
+        )
     return first
 
 

@@ -123,7 +123,11 @@ def find_media(files: Sequence[Path], folder: str | None, urls: bool | None) -> 
 def not_a_medium(modality: Modality, where: str, kind: str) -> Fault:
     """The fault of something that stands in place of a medium."""
     found = f"{kind} in place of {modality.one}"
-    return Fault(where=where, found=found, expected=modality.expected)
+    return Fault(
+        where=where,
+        found=found,
+        expected=modality.expected,
+    )
 
 
 def _keep_bytes(modality: Modality, content: object, where: str) -> Row:
@@ -150,10 +154,20 @@ def _keep_path(modality: Modality, path: Path, where: str) -> Row:
 
 def _unreadable(reason: Unreadable, where: str) -> DataError:
     """The error of a medium that cannot be decoded."""
-    return DataError(Fault(where=where, found=reason.found, expected=reason.expected))
+    return DataError(
+        Fault(
+            where=where,
+            found=reason.found,
+            expected=reason.expected,
+        )
+    )
 
 
 def _too_large(modality: Modality, where: str) -> Fault:
     """The fault of a file that is too large."""
     found = f"more than {MAX_BYTES:,} bytes"
-    return Fault(where=where, found=found, expected=f"a smaller {modality.part_type}")
+    return Fault(
+        where=where,
+        found=found,
+        expected=f"a smaller {modality.part_type}",
+    )

@@ -119,12 +119,22 @@ def translate_dataset_errors(path: str, where: str = "dataset.path") -> Iterator
         )
         raise DataError(fault) from error
     except DatasetGenerationError as error:
-        fault = Fault(where=path, found=describe(error.__cause__ or error), expected="rows")
+        fault = Fault(
+            where=path,
+            found=describe(error.__cause__ or error),
+            expected="rows",
+        )
         raise DataError(fault) from error
     except (ValueError, RuntimeError) as error:
         text = " ".join(str(error).split())
         fix = "dataset.config=<name>" if "Config name" in text else ""
-        raise DataError(Fault(where=where, found=text, fix=fix)) from error
+        raise DataError(
+            Fault(
+                where=where,
+                found=text,
+                fix=fix,
+            )
+        ) from error
     except Exception as error:
         if not is_of_network(error):
             raise

@@ -182,7 +182,11 @@ class CallLog:
             args[0].schemas = outcome["schemas"]
         if "error" in outcome and row["name"].rpartition(".")[2] in NO_TOOLS:
             raise DataError(
-                Fault(row["name"], outcome["error"], "an answer; it failed before, too")
+                Fault(
+                    where=row["name"],
+                    found=outcome["error"],
+                    expected="an answer; it failed before, too",
+                )
             )
         if "error" in outcome:
             raise RuntimeError(outcome["error"])

@@ -5,7 +5,7 @@ Letters at the end of a tensor's name are its shape: B rows, R response tokens.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -256,18 +256,21 @@ def generate(
     seed: int = 0,
     agent: Agent | None = None,
 ) -> list[str]:
-    """One completion per prompt, as text; prompts are strings or chats. Temperature 0 is greedy.
+    """One completion per prompt, as text. Temperature 0 is greedy.
 
-    It does not depend on the size of the batches, which are halved where memory lacks. Tools of an
-    agent may be called. Random state and mode stay.
+    Prompts are strings or chats, or all of them are rows, whose episodes an agent plays. It does
+    not depend on the size of the batches, which are halved where memory lacks. Tools of an agent
+    may be called. Random state and mode stay.
     """
     how = Sampling(max_new_tokens, temperature=temperature, rows=batch_size)
-    if agent:
+    are_rows = all(isinstance(prompt, Mapping) for prompt in prompts)
+    rows = prompts if are_rows else [{"prompt": prompt} for prompt in prompts]
+    if agent and not are_rows:
         # Nothing is known of a row but its prompt, so that no environment can begin.
         agent = build_agent(agent.tools, rounds=agent.rounds)
     with evaluating(model):
         generator = TextGenerator(model, tokenizer, how, seed, agent=agent)
-        completions = generator.complete_all([{"prompt": prompt} for prompt in prompts])
+        completions = generator.complete_all(rows)
     return [dialogue(completion.turns or completion.text) for completion in completions]
 
 

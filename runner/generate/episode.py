@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from runner.errors import DataError, Fault, RunnerError
+from runner.errors import ConfigError, DataError, Fault, RunnerError
+from runner.io.files import JsonObject
 from runner.io.turns import Row, TurnDict
 from runner.reward.answer import quote_prompt
 from runner.schema.text import short_text
@@ -29,6 +30,8 @@ REWARD = "get_reward"
 NO_TOOLS = (RESET, RESPOND, REWARD)  # methods of an environment that are not the model's to call
 # The column of what episodes have earned, which rewards of an experiment's environment read.
 EARNED = "environment_rewards"
+# The column of the episodes themselves, as ``Episode.shown``.
+PLAYED = "environment_episodes"
 ROW = "row"  # the column with the number of a row that an environment has made
 
 log = logging.getLogger(__name__)
@@ -75,6 +78,11 @@ class Episode:
         """Turns of the model, calls in them, and those of the calls that failed."""
         turns = sum(turn["role"] == "assistant" for turn in self.turns)
         return turns, self.calls, self.failures
+
+    @property
+    def shown(self) -> JsonObject:
+        """The conversation of it, and the tokens of its prompt."""
+        return {"prompt": self.prompt, "completion": self.turns, "prompt_ids": self.prompt_ids}
 
     @property
     def schemas(self) -> list[Any]:
@@ -203,12 +211,20 @@ def _note_failure(episode: Episode, error: BaseException, maker: object) -> None
     number = episode.row.get(ROW)
     row = f"row {number}" if number is not None else quote_prompt([episode.prompt], 0)
     place = f"turn {episode.counts[0]} of {row}"
-    error.faults = [replace(fault, found=f"{place}: {fault.found}") for fault in error.faults]
-    if not (isinstance(maker, Environment) and maker.skips):
+    environment = maker if isinstance(maker, Environment) else None
+    skips = environment is not None and environment.skips
+    placed = []
+    for fault in error.faults:
+        fix = fault.fix
+        if environment is not None and not skips and not isinstance(error, ConfigError):
+            fix = f"{fix}, or environment.on_error=skip"
+        placed.append(replace(fault, found=f"{place}: {fault.found}", fix=fix))
+    error.faults = placed
+    if environment is None or not environment.skips:
         raise error
     episode.has_failed = True
-    maker.failures.append(error.faults[0])
-    count = len(maker.failures)
+    environment.failures.append(error.faults[0])
+    count = len(environment.failures)
     if str(count).strip("0") == "1":
         log.warning(
             "failed episode %d of the environment, skipped: %s", count, error.faults[0].found

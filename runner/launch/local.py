@@ -175,9 +175,19 @@ def _cause_of(
     found = f"{own['who']} {processes.describe_exit(own['code'])}"
     if own["code"] < 0:
         return "failed", EnvironmentFault(
-            Fault("processes", found, fix="run the same command again to continue")
+            Fault(
+                where="processes",
+                found=found,
+                fix="run the same command again to continue",
+            )
         )
-    return "failed", RunnerError(Fault(str(run.log), found, fix="read the end of it"))
+    return "failed", RunnerError(
+        Fault(
+            where=str(run.log),
+            found=found,
+            fix="read the end of it",
+        )
+    )
 
 
 def _error_of(own: Mapping[str, Any]) -> RunnerError | None:

@@ -37,7 +37,11 @@ def train_last_layers(
         )
     if not layers and not also:
         faults.append(
-            Fault(where="peft", found="nothing would be trained", expected="a layer, or a head")
+            Fault(
+                where="peft",
+                found="nothing would be trained",
+                expected="a layer, or a head",
+            )
         )
     faults += _find_frozen_faults(model)
     ConfigError.refuse(faults)

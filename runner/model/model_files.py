@@ -16,6 +16,7 @@ from runner.errors import ConfigError, Fault
 from runner.io.files import HUB_NAME, JsonObject, shipped
 from runner.io.filetype import HEAD, sniff, special_file
 from runner.model import faults
+from runner.model.safetensors_header import HeaderError, StoredWeight, read_header
 from runner.schema.did_you_mean import best_guess
 
 WEIGHTS = "model.safetensors"
@@ -177,19 +178,25 @@ class ModelFolder:
 
         Raises ConfigError for files that are missing, cut off or of another type.
         """
-        shapes: dict[str, list[int]] = {}
-        for file in self._weight_files:
-            shapes |= read_shapes(self.path / file)
-        return shapes
+        return {name: weight.shape for name, weight in self._weights.items()}
 
     @property
     def rounded_weight(self) -> str:
-        """The name of a weight that is stored as whole numbers or in 8 bits.
+        """The name of a matrix that is stored as whole numbers or in 8 bits.
 
         Empty where there is none.
         """
-        names = (find_rounded_weight(self.path / file) for file in self._weight_files)
-        return next(filter(None, names), "")
+        for name, weight in self._weights.items():
+            if weight.dtype in ROUNDED_TYPES and len(weight.shape) == 2:
+                return name
+        return ""
+
+    @cached_property
+    def _weights(self) -> dict[str, StoredWeight]:
+        weights: dict[str, StoredWeight] = {}
+        for file in self._weight_files:
+            weights |= read_weights(self.path / file)
+        return weights
 
     @cached_property
     def _weight_files(self) -> list[str]:
@@ -300,6 +307,14 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
 
     Raises ConfigError where the file is of another type, or not whole.
     """
+    return {name: weight.shape for name, weight in read_weights(path).items()}
+
+
+def read_weights(path: Path) -> dict[str, StoredWeight]:
+    """The data type and the shape of each weight of a safetensors file by its name.
+
+    Raises ConfigError where the file is of another type, or not whole.
+    """
     with open(path, "rb") as file:
         head = file.read(HEAD)
     # The header is a JSON object behind its length of eight bytes.
@@ -307,13 +322,9 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
         finding = sniff(head, str(path))
         if finding:
             raise ConfigError(faults.other_bytes(path, finding, "weights in safetensors"))
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, "numpy") as weights:
-            names = weights.keys()
-            return {name: weights.get_slice(name).get_shape() for name in names}
-    except SafetensorError as error:
+        return read_header(path)
+    except HeaderError as error:
         size = path.stat().st_size
         raise ConfigError(
             Fault(
@@ -323,19 +334,3 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
                 fix=f"copy or download it again: {path}",
             )
         ) from None
-
-
-def find_rounded_weight(path: Path) -> str:
-    """The name of the first matrix of a safetensors file whose numbers are rounded.
-
-    They are whole or have 8 bits. Empty where there is none.
-    """
-    from safetensors import safe_open
-
-    with safe_open(path, "numpy") as weights:
-        names: list[str] = weights.keys()
-        for name in names:
-            matrix = weights.get_slice(name)
-            if matrix.get_dtype() in ROUNDED_TYPES and len(matrix.get_shape()) == 2:
-                return name
-    return ""

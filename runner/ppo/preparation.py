@@ -138,7 +138,11 @@ def _check_rows(
     if rows.column_names is not None and "prompt" not in rows.column_names:
         names = ", ".join(rows.column_names)
         raise DataError(
-            Fault(where="dataset", found=f"columns {names}", expected="a column prompt")
+            Fault(
+                where="dataset",
+                found=f"columns {names}",
+                expected="a column prompt",
+            )
         )
     if not isinstance(rows, IterableDataset):
         DataError.refuse(_find_row_faults(rows, context or math.inf, tokenizer, needed, length))

@@ -41,12 +41,13 @@ NOT_COLUMNS = (
     "completion_ids",
     "environments",
     "environment_rewards",
+    "environment_episodes",
 )
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 # Errors of the machine, and not of what a reward was given.
 OF_THE_MACHINE = (ConnectionError, MemoryError, ImportError)
-# The columns that are kept of scored completions; not every trainer gives the last one.
-SCORED = ("prompts", "completions", "completion_ids")
+# The columns that are kept of scored completions; not every trainer gives the last ones.
+SCORED = ("prompts", "completions", "completion_ids", "environment_episodes")
 
 
 @dataclass

@@ -151,7 +151,12 @@ def _out_of_memory(error: Exception, size: str, rows: int, halvings: int) -> Fau
     fix = "trainer.args.max_length=<less>, peft=lora, model.dtype=bfloat16, or a smaller model="
     if rows > 1:
         fix = f"on_memory=halve attempts={halvings + Experiment.attempts}, or {fix}"
-    return Fault(where="memory", found=found, expected="a smaller step", fix=fix)
+    return Fault(
+        where="memory",
+        found=found,
+        expected="a smaller step",
+        fix=fix,
+    )
 
 
 def find_batch_term(trainer: Trainer) -> str | None:

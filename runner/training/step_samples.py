@@ -7,14 +7,18 @@ neither batch nor rewards, such as one that samples in another process, has no r
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Trainer
 
+from runner.generate.episode import PLAYED
 from runner.io.files import JsonObject, replace_rows
 from runner.io.turns import TEMPLATE_ARGUMENTS, Turns, ends_with_tool
 from runner.model.encoding import encode_prompt, stop_ids
@@ -39,6 +43,39 @@ class TrainedCompletion:
     advantage: float | None
 
 
+@dataclass(frozen=True)
+class ScoredCompletion:
+    """One of the completions that rewards were asked for together."""
+
+    rollout: ScoredCompletions
+    place: int
+
+    @property
+    def prompt(self) -> Any:
+        return self._episode.get("prompt", self.rollout.columns["prompts"][self.place])
+
+    @property
+    def completion(self) -> Any:
+        """The text or the turns; of an episode all turns, also those of its environment."""
+        return self._episode.get("completion", self.rollout.columns["completions"][self.place])
+
+    @property
+    def prompt_ids(self) -> list[int] | None:
+        """The tokens of the prompt, where they are known."""
+        return self._episode.get("prompt_ids")
+
+    @property
+    def rewards(self) -> dict[str, float | None]:
+        return self.rollout.earned(self.place)
+
+    @property
+    def _episode(self) -> JsonObject:
+        """The episode as ``Episode.shown`` gives it; empty where there is none."""
+        episodes = self.rollout.columns.get(PLAYED)
+        episode: JsonObject = episodes[self.place] if episodes else {}
+        return episode
+
+
 @dataclass(eq=False)
 class StepSamples:
     """The completions of the current step, of which ``write`` adds a few rows to a file."""
@@ -47,7 +84,8 @@ class StepSamples:
     tokenizer: PreTrainedTokenizerBase
     scored: ScoredCompletions  # what rewards were asked for last, also in an evaluation
     weights: Mapping[str, float]  # of the rewards of the config; those of environments have 1
-    rollout: ScoredCompletions = field(default_factory=ScoredCompletions)  # to be trained on
+    # Those to be trained on; a step may sample several times.
+    rollouts: list[ScoredCompletions] = field(default_factory=list)
     step: int = -1  # that ``batches`` belong to
     batches: list[Mapping[str, Any]] = field(default_factory=list)
 
@@ -66,6 +104,7 @@ class StepSamples:
         if trainer.state.global_step != self.step:
             self.step = trainer.state.global_step
             self.batches.clear()
+            del self.rollouts[:-1]  # several steps may be trained on the last one
 
     def add_batch(self, batch: Mapping[str, Any]) -> None:
         """Note a batch of which the loss is computed."""
@@ -77,8 +116,13 @@ class StepSamples:
 
     def _take_scored(self) -> None:
         if self.scored.columns:
-            self.rollout = ScoredCompletions(self.scored.columns, self.scored.answers)
+            self.rollouts.append(ScoredCompletions(self.scored.columns, self.scored.answers))
             self.scored.clear()
+
+    @property
+    def rollout(self) -> ScoredCompletions:
+        """The one that this process trains on now."""
+        return self.rollouts[-1] if self.rollouts else ScoredCompletions()
 
     def earned(self) -> list[float]:
         """The reward of each completion of the rollout that this process trains on now.
@@ -86,8 +130,7 @@ class StepSamples:
         Empty where nobody was asked about it.
         """
         self._take_scored()
-        completions = self.rollout.columns.get("completions", ())
-        return [self._describe_scored(place)["reward"] for place in range(len(completions))]
+        return [self._total(completion) for completion in _completions_of(self.rollout)]
 
     def write(self, trainer: Trainer) -> None:
         """Write rows of the step that is logged, in the place of those of an earlier try."""
@@ -99,7 +142,7 @@ class StepSamples:
             candidates = trainer.sampled
         elif self.batches:
             candidates = list(self._rows_of_batches(trainer))
-        elif self.rollout.columns:
+        elif self.rollouts:
             candidates = list(self._rows_of_rewards(_ends_of(trainer)))
         rows = []
         for candidate in choose_rows(candidates):
@@ -113,19 +156,21 @@ class StepSamples:
         """The completions that the step was trained on, with the rewards where there are some."""
         ends = _ends_of(trainer)
         pad = self.tokenizer.pad_token_id
-        places: dict[tuple[int, ...], list[int]] = {}  # of scored completions, by their tokens
-        for place, ids in enumerate(self.rollout.columns.get("completion_ids") or ()):
-            places.setdefault(tuple(without_padding(ids, pad)), []).append(place)
+        by_tokens: dict[tuple[int, ...], list[ScoredCompletion]] = {}
+        for rollout in self.rollouts:
+            all_ids = rollout.columns.get("completion_ids") or ()
+            for completion, ids in zip(_completions_of(rollout), all_ids, strict=False):
+                by_tokens.setdefault(tuple(without_padding(ids, pad)), []).append(completion)
         for batch in self.batches:
             for trained in read_batch(batch, pad):
                 key = tuple(without_padding(trained.ids, pad))
-                scored_place = self._find_scored(places.get(key, []), trained.prompt_ids, trainer)
-                if scored_place is None:
+                scored = self._find_scored(by_tokens.get(key, []), trained, trainer)
+                if scored is None:
                     prompt = self.tokenizer.decode(trained.prompt_ids, skip_special_tokens=True)
                     text = self.tokenizer.decode(trained.ids, skip_special_tokens=True)
                     row: JsonObject = {"prompt": prompt, "completion": text, "rewards": {}}
                 else:
-                    row = self._describe_scored(scored_place)
+                    row = self._describe(scored)
                 finish = finish_of(row["completion"], trained.ids, ends)
                 yield {
                     **row,
@@ -135,55 +180,84 @@ class StepSamples:
                 }
 
     def _find_scored(
-        self, places: Sequence[int], prompt_ids: list[int], trainer: Trainer
-    ) -> int | None:
+        self,
+        candidates: Sequence[ScoredCompletion],
+        trained: TrainedCompletion,
+        trainer: Trainer,
+    ) -> ScoredCompletion | None:
         """The scored completion that was trained, among those of the same tokens.
 
-        Where they answer several prompts, the tokens of the prompt decide.
+        Where they answer several prompts, the tokens of the prompt decide, and where these are the
+        same, too, the advantage.
         """
-        prompts = self.rollout.columns.get("prompts", ())
-        if places and all(prompts[place] == prompts[places[0]] for place in places):
-            return places[0]
-        arguments = {
-            "tools": getattr(trainer, "tools", None),
-            TEMPLATE_ARGUMENTS: getattr(trainer.args, "chat_template_kwargs", None),
-        }
-        for place in places:
-            if encode_prompt(self.tokenizer, prompts[place], arguments) == prompt_ids:
-                return place
-        return None
+        if not candidates:
+            return None
+        prompts = [candidate.prompt for candidate in candidates]
+        if any(prompt != prompts[0] for prompt in prompts):
+            arguments = {
+                "tools": getattr(trainer, "tools", None),
+                TEMPLATE_ARGUMENTS: getattr(trainer.args, "chat_template_kwargs", None),
+            }
+            same = []
+            for candidate in candidates:
+                ids = candidate.prompt_ids
+                if ids is None:
+                    ids = encode_prompt(self.tokenizer, candidate.prompt, arguments)
+                if list(ids) == trained.prompt_ids:
+                    same.append(candidate)
+            candidates = same
+        if not candidates or trained.advantage is None:
+            return candidates[0] if candidates else None
+        size = getattr(trainer, "num_generations", 1)
+        return min(candidates, key=partial(self._distance, trained.advantage, size))
+
+    def _distance(self, advantage: float, size: int, candidate: ScoredCompletion) -> float:
+        """The distance of a candidate from an advantage; infinite for one of another sign."""
+        first = candidate.place // size * size
+        group = list(_completions_of(candidate.rollout))[first : first + size]
+        above_mean = self._total(candidate) - fmean(map(self._total, group))
+        if above_mean * advantage < 0:
+            return math.inf
+        return abs(above_mean - advantage)
 
     def _rows_of_rewards(self, ends: Sequence[int]) -> Iterator[JsonObject]:
         """The completions that were scored last, of a trainer whose batch is not shown."""
-        columns = self.rollout.columns
-        all_ids = columns.get("completion_ids")
-        for place in range(len(columns["completions"])):
-            row = self._describe_scored(place)
+        all_ids = self.rollout.columns.get("completion_ids")
+        for completion in _completions_of(self.rollout):
+            row = self._describe(completion)
             if all_ids:
-                ids = without_padding(all_ids[place], self.tokenizer.pad_token_id)
-                stops = [index for index, token in enumerate(all_ids[place]) if token in ends]
+                completion_ids = all_ids[completion.place]
+                ids = without_padding(completion_ids, self.tokenizer.pad_token_id)
+                stops = [index for index, token in enumerate(completion_ids) if token in ends]
                 if stops:
-                    ids = all_ids[place][: stops[0] + 1]
+                    ids = completion_ids[: stops[0] + 1]
                 row["tokens"] = len(ids)
                 row["finish"] = finish_of(row["completion"], ids, ends)
             yield row
 
-    def _describe_scored(self, place: int) -> JsonObject:
-        """The prompt, completion and rewards of a scored completion; the rest is unknown yet."""
-        columns = self.rollout.columns
-        rewards = self.rollout.earned(place)
+    def _total(self, completion: ScoredCompletion) -> float:
+        """The weighted sum of what a completion has earned."""
         total = 0.0
-        for name, value in rewards.items():
+        for name, value in completion.rewards.items():
             total += self.weights.get(name, 1.0) * (value or 0.0)
+        return total
+
+    def _describe(self, completion: ScoredCompletion) -> JsonObject:
+        """The prompt, completion and rewards of a scored completion; the rest is unknown yet."""
         return {
-            "prompt": columns["prompts"][place],
-            "completion": columns["completions"][place],
-            "rewards": rewards,
-            "reward": total,
+            "prompt": completion.prompt,
+            "completion": completion.completion,
+            "rewards": completion.rewards,
+            "reward": self._total(completion),
             "advantage": None,
             "tokens": None,
             "finish": None,
         }
+
+
+def _completions_of(rollout: ScoredCompletions) -> Iterator[ScoredCompletion]:
+    for place in range(len(rollout.columns.get("completions", ()))):
+        yield ScoredCompletion(rollout, place)
 
 
 def _ends_of(trainer: Trainer) -> list[int]:

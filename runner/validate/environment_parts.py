@@ -6,12 +6,13 @@ A source among the runner's own may say more of its settings (``find_faults``), 
 from collections.abc import Iterator
 
 from runner.config.build import locate
+from runner.config.sampler_choice import has_several_turns
 from runner.dataset.form import fits
 from runner.errors import Fault
-from runner.schema.source import Definition, find_definition, has_method
+from runner.generate.budget import ENVIRONMENT_ROWS
+from runner.schema.source import find_definition, has_method
 from runner.validate.context import ValidationContext, is_given
 
-ROWS = "runner.generate.environment.rows.environment_rows"
 OURS = "runner.generate.environment."
 # Arguments of a trainer in whose place the environment stands.
 PLACES = ("environment_factory", "rollout_func")
@@ -21,7 +22,7 @@ def find_episode_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each part that does not go together with the environment."""
     environment = context.mapping("environment")
     target = environment.get("_target_")
-    has_its_rows = context.mapping("dataset").get("_target_") == ROWS
+    has_its_rows = context.mapping("dataset").get("_target_") == ENVIRONMENT_ROWS
     if not isinstance(target, str):
         if has_its_rows:
             yield Fault(
@@ -71,12 +72,19 @@ def _find_trainer_faults(context: ValidationContext, target: str, name: str) -> 
                 expected="a trainer that samples",
                 fix="trainer=grpo, or environment=none",
             )
-    elif not plays and _has_several_turns(target):
+    elif not plays and has_several_turns(target):
         yield Fault(
             where="environment",
             found=f"{trainer.name} samples one turn, but episodes of {name} have several",
             expected="a trainer that plays episodes",
             fix="trainer=grpo",
+        )
+    elif has_several_turns(target) and context.field("use_vllm") is True:
+        yield Fault(
+            where="trainer.args.use_vllm",
+            found="true, but the runner samples episodes of several turns",
+            expected="false",
+            fix="=false",
         )
     for key in PLACES:
         if is_given(node.get(key)):
@@ -93,9 +101,3 @@ def _find_trainer_faults(context: ValidationContext, target: str, name: str) -> 
             expected="the weights of each by their names",
             fix="environment.weights.<name>=<weight>, reward.<name>.weight=<weight>",
         )
-
-
-def _has_several_turns(target: str) -> bool:
-    """True for a class of the environment that does not speak of episodes of one turn."""
-    definition = find_definition(target)
-    return isinstance(definition, Definition) and "single_turn" not in definition.module.text

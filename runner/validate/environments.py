@@ -17,6 +17,8 @@ from runner.validate.elsewhere import is_elsewhere
 
 VERIFIERS = "runner.generate.environment.verifiers.Verifiers"
 OPENENV = "runner.generate.environment.openenv.OpenEnv"
+SHIPPED = "runner.generate.environment.toy_sorting"
+PYTHON = "python"  # a command that begins so is run by the Python of the run
 NEEDS_VERIFIERS = re.compile(r"verifiers(?![\w-])")  # a requirement of a package
 # Environments of verifiers that need more than a Python process on this machine.
 NOT_HERE = {
@@ -38,6 +40,7 @@ def find_environment_id_faults(context: ValidationContext) -> Iterator[Fault]:
     if node.get("_target_") != VERIFIERS or not isinstance(name, str) or not find_spec("verifiers"):
         return
     module = name.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
+    package = module.partition(".")[0]
     if module in NOT_HERE:
         yield Fault(
             where="environment.id",
@@ -47,12 +50,12 @@ def find_environment_id_faults(context: ValidationContext) -> Iterator[Fault]:
         )
         return
     installed = _installed_environments()
-    if module in installed or module in context.allow:
+    if module in installed or package in context.allow:
         return
-    is_module = re.fullmatch(r"\w+", module) and find_spec(module)
-    if is_module:
+    is_module = package.isidentifier() and find_spec(package)
+    if is_module and package != "runner":
         found = f"{name}, a module that does not say that it is made for verifiers"
-        fix = f"'allow=[{module}]'  (if you trust that module)"
+        fix = f"'allow=[{package}]'  (if you trust that package)"
     else:
         guess = best_guess(module, [*installed, *context.allow])
         found = f"{name}, which is not installed"
@@ -73,7 +76,7 @@ def find_server_faults(cfg: Config) -> Iterator[Fault]:
         return
     words = _words_of(node)
     if words:
-        if not shutil.which(words[0]):
+        if words[0] != PYTHON and not shutil.which(words[0]):
             yield Fault(
                 where="environment.command",
                 found=f"{words[0]}, which is no program",
@@ -100,8 +103,9 @@ def find_server_faults(cfg: Config) -> Iterator[Fault]:
 
 
 def _installed_environments() -> Collection[str]:
-    """The names of installed packages that are made for verifiers, and of those that it brings."""
-    names = {"textarena"}
+    """The names of installed packages that are made for verifiers, of those that it brings, and of
+    the runner's own."""
+    names = {"textarena", SHIPPED}
     for package in metadata.distributions():
         if any(map(NEEDS_VERIFIERS.match, package.requires or ())):
             names.add(package.name.replace("-", "_").lower())

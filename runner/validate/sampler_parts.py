@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from runner.config.sampler import LIBRARY, RUNNER, SAMPLER, SAMPLER_KEY, VLLM
-from runner.config.sampler_choice import find_sampler_lacks
+from runner.config.sampler_choice import find_sampler_lacks, has_several_turns
 from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.read import Signature
@@ -19,6 +19,7 @@ def find_sampler_faults(context: ValidationContext) -> Iterator[Fault]:
     if not upstream.calls_generate(upstream.config_fields(context.args)):
         yield _not_taken(context, trainer, sampler)
         return
+    plays_episodes = has_several_turns(context.mapping("environment").get("_target_"))
     use_vllm = context.field("use_vllm")
     if sampler == VLLM and not context.has_field("use_vllm"):
         yield Fault(
@@ -34,13 +35,20 @@ def find_sampler_faults(context: ValidationContext) -> Iterator[Fault]:
             expected="one of the two",
             fix=f"leave {ARGS}use_vllm out",
         )
+    elif plays_episodes and sampler != RUNNER:
+        yield Fault(
+            where=SAMPLER_KEY,
+            found=f"{sampler}, but the runner samples episodes of several turns",
+            expected=RUNNER,
+            fix=f"={RUNNER}",
+        )
     elif sampler == RUNNER:
         for lack in find_sampler_lacks(context.cfg):
             yield Fault(
                 where=SAMPLER_KEY,
                 found=f"{RUNNER}, which cannot sample this: {lack}",
-                expected=f"auto or {LIBRARY}",
-                fix=f"={LIBRARY}",
+                expected="what it can sample" if plays_episodes else f"auto or {LIBRARY}",
+                fix="leave that key out" if plays_episodes else f"={LIBRARY}",
             )
 
 
@@ -56,4 +64,9 @@ def _not_taken(context: ValidationContext, trainer: Signature, sampler: str) -> 
     elif context.has_field("vllm_server_base_url"):
         found = f"set, but {trainer.name} samples from a server of vLLM"
         expected = "none"
-    return Fault(where=SAMPLER_KEY, found=found, expected=expected, fix=fix)
+    return Fault(
+        where=SAMPLER_KEY,
+        found=found,
+        expected=expected,
+        fix=fix,
+    )

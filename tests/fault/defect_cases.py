@@ -909,9 +909,9 @@ DEFECTS = (
         "cut_weights_pass",
         "A file of weights that is cut off is taken for whole.",
         "runner/model/model_files.py",
-        """except SafetensorError as error:
+        """except HeaderError as error:
         size =""",
-        """except SafetensorError as error:
+        """except HeaderError as error:
         return {}
         size =""",
         tests=("tests/test_bad_input.py::test_weights_that_are_cut_off_raise_one",),

@@ -12,6 +12,7 @@ import logging
 import math
 import shlex
 import socket
+import sys
 import threading
 import time
 import urllib.parse
@@ -35,6 +36,7 @@ SECONDS_TO_ANSWER = 10.0  # for the server to say what it is
 # Schemas of actions by which a server says that it offers tools, which it lists when asked.
 OF_TOOLS = ("Action", "CallToolAction", "ListToolsAction")
 PORT = "PORT"  # the word of a command in whose place the port stands
+PYTHON = "python"  # the program of a command that is the Python of this process
 ACT = "act"  # the tool that takes an action of several fields
 READERS: dict[str, Callable[[str], object]] = {"integer": int, "number": float}
 MISTAKEN = "VALIDATION_ERROR"  # the server's word for an action of another form
@@ -63,6 +65,7 @@ class OpenEnv:
     ):
         """``command`` starts the server, and ``PORT`` in it is a free port or that of ``url``.
 
+        Where it begins with ``python``, that is the Python of this process.
         ``action`` is the field of an action that a turn of the model fills, ``observation`` the
         field of an observation that it reads. ``resets`` are arguments of the server's reset beside
         the seed, of which each row has one.
@@ -71,6 +74,8 @@ class OpenEnv:
         self.url = (url or f"http://{HOST}:{port}").rstrip("/")
         words = shlex.split(command) if isinstance(command, str) else command or []
         self.command = [str(port) if word == PORT else word for word in words]
+        if words and words[0] == PYTHON:
+            self.command[0] = sys.executable
         self.prompt = prompt
         self.system = system
         self.action = action
@@ -83,6 +88,7 @@ class OpenEnv:
         self.tools: list[JsonObject] | None = None  # once a session has listed them
         self._server = contextlib.ExitStack()
         self._is_up = False
+        self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sessions: list[Any] = []  # all that are open
         self._free: list[Any] = []
@@ -164,15 +170,11 @@ class OpenEnv:
 
     async def begin(self, arguments: JsonObject) -> tuple[Any, Any]:
         """A session that has begun an episode, and its first result; tried several times."""
-        from openenv.core import GenericEnvClient
-
         for attempt in range(self.retries + 1):
             session = self._free.pop() if self._free else None
             try:
                 if session is None:
-                    session = GenericEnvClient(
-                        self.url, message_timeout_s=math.inf, mode="simulation"
-                    )
+                    session = self._client(self.url, message_timeout_s=math.inf, mode="simulation")
                     self._sessions.append(session)
                 result = await session.reset(**arguments)
                 if self.offers_tools and self.tools is None:
@@ -223,6 +225,10 @@ class OpenEnv:
                 self._start_server()
             elif not _answers(self.url):
                 raise EnvironmentFault(_nobody_answers(self.url))
+            # This takes seconds, which no episode is to pay for.
+            from openenv.core import GenericEnvClient
+
+            self._client = GenericEnvClient
             self._is_up = True
         if self._loop is None:
             self._loop = asyncio.new_event_loop()

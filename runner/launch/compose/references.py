@@ -134,7 +134,12 @@ class References:
             expected += f" ({shortened(finished)})"
         if self.models:
             expected = f"an earlier stage ({', '.join(self.models)}), or {expected}"
-        return Fault(where=key, found=found, expected=expected, fix=self._fix(key, name, finished))
+        return Fault(
+            where=key,
+            found=found,
+            expected=expected,
+            fix=self._fix(key, name, finished),
+        )
 
     def _fix(self, key: str, name: str, finished: list[str]) -> str:
         stages = list(self.models)

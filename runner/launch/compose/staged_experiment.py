@@ -187,6 +187,16 @@ def _find_stage_faults(stages: object, top: set[str]) -> Iterator[Fault]:
 def _find_word_faults(where: str, stage: object, word: object) -> Iterator[Fault]:
     is_word = isinstance(word, str) and re.match(r"~?[+\w]", word)
     if not isinstance(word, str) or not is_word or not ("=" in word or word.startswith("~")):
-        yield Fault(where=where, found=repr(word), expected="key=value", fix=f"{stage}: {EXAMPLE}")
+        yield Fault(
+            where=where,
+            found=repr(word),
+            expected="key=value",
+            fix=f"{stage}: {EXAMPLE}",
+        )
     elif dotted_key(word).startswith(("hydra", "stages")):
-        yield Fault(where=where, found=repr(word), expected="a key of the run", fix="leave it out")
+        yield Fault(
+            where=where,
+            found=repr(word),
+            expected="a key of the run",
+            fix="leave it out",
+        )

@@ -73,7 +73,12 @@ def _endless_axis(key: str) -> Fault:
 
 
 def _empty_axis(key: str) -> Fault:
-    return Fault(where=key, found="no values", expected="one or more", fix=f"{key}=1,2")
+    return Fault(
+        where=key,
+        found="no values",
+        expected="one or more",
+        fix=f"{key}=1,2",
+    )
 
 
 def options(overrides: Sequence[str]) -> dict[str, list[SweptWord]]:

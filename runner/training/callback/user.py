@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -26,6 +26,7 @@ from runner.generate.completion import generate
 from runner.generate.held_out_rows import held_out_sets
 from runner.generate.sampler import whole
 from runner.io.own_code import is_own
+from runner.io.turns import Row
 from runner.reward.isolation import contained
 from runner.run import Run
 from runner.schema.read import read_signature
@@ -69,20 +70,38 @@ def parts_for_callbacks(
     }
 
     def write(model: nn.Module, prompts: Sequence[Any], **settings: Any) -> list[str]:
+        asked: Sequence[Any] = prompts
+        if agent and agent.environments:
+            asked = find_rows(prompts, held_out_rows())
         with whole(model):
             policy = getattr(model, "policy", model)  # PPO has a critic beside it
-            return generate(policy, tokenizer, prompts, agent=agent, **settings)
+            return generate(policy, tokenizer, asked, agent=agent, **settings)
+
+    def held_out_rows() -> Iterator[Row]:
+        for rows_of_set in held_out_sets(experiment, "prompt").values():
+            yield from rows_of_set
 
     def held_out_prompts() -> Iterator[Any]:
-        for held_out_rows in held_out_sets(experiment, "prompt").values():
-            for row in held_out_rows:
-                yield row["prompt"]
+        for row in held_out_rows():
+            yield row["prompt"]
 
     if experiment.trainer.head == "lm":
         parts["generate"] = write
     if fits(experiment.dataset.form, "prompt") and held_out is not None:
         parts["prompts"] = held_out_prompts
     return parts
+
+
+def find_rows(prompts: Sequence[Any], rows: Iterable[Row]) -> Sequence[Any]:
+    """The rows that prompts come from, of equal ones in their order; else the prompts."""
+    further = iter(rows)
+    found = []
+    for prompt in prompts:
+        for row in further:
+            if row["prompt"] == prompt:
+                found.append(row)
+                break
+    return found if len(found) == len(prompts) else prompts
 
 
 def build_callbacks(

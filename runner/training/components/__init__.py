@@ -248,7 +248,13 @@ def _refusals_of(where: str) -> Iterator[None]:
     except ValueError as error:
         if own_place(error):
             raise
-        raise ConfigError(Fault(where, reason_of(error), "values that go together")) from error
+        raise ConfigError(
+            Fault(
+                where=where,
+                found=reason_of(error),
+                expected="values that go together",
+            )
+        ) from error
 
 
 def _check_stop_strings(experiment: Experiment, args: TrainingArguments, model: Model) -> None:

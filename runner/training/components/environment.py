@@ -6,6 +6,7 @@ those of several turns from a function that plays them, where it has a place for
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,25 +14,24 @@ from transformers import Trainer, TrainingArguments
 
 from runner.config.build import asked_for
 from runner.config.experiment import TrainerPart
+from runner.config.sampler import LIBRARY, RUNNER, SAMPLER_KEY
 from runner.errors import ConfigError, Fault, RunnerError
 from runner.generate.agent import Agent
 from runner.generate.completion import context_length
-from runner.generate.episode import EARNED, Environment
-from runner.generate.sampler import Sampling, evaluating, sample, uniform
+from runner.generate.episode import EARNED, PLAYED, Environment
+from runner.generate.generate_call import generation_settings, to_sampling
+from runner.generate.sampler import evaluating, sample, uniform
 from runner.io.files import JsonObject
-from runner.model.encoding import stop_ids, tokenizer_of
+from runner.model.encoding import tokenizer_of
 from runner.schema import upstream
 from runner.schema.literal import to_text
 from runner.training.components.model import policy_of
 from runner.training.hooks import Hooks
 
-# Fields of a trainer with which it samples otherwise than our sampler does, or which shard a model
-# that is asked as often as an episode has turns.
+# Fields of a trainer with which it does not ask our sampler, or which shard a model that is asked
+# as often as an episode has turns; each with the value that is harmless.
 UNSAMPLED = {
-    "min_p": None,
-    "repetition_penalty": 1.0,
     "use_vllm": False,
-    "generation_kwargs": None,
     "fsdp": None,
     "deepspeed": None,
 }
@@ -64,6 +64,15 @@ def fit_environment(
             )
         )
     faults = []
+    if trainer.sampler == LIBRARY:
+        faults.append(
+            Fault(
+                where=SAMPLER_KEY,
+                found=f"{LIBRARY}, but the runner samples episodes of several turns",
+                expected=RUNNER,
+                fix=f"={RUNNER}",
+            )
+        )
     for name, harmless in UNSAMPLED.items():
         value = getattr(args, name, harmless)
         if value and value != harmless:
@@ -95,16 +104,9 @@ def play_batch(agent: Agent, hooks: Hooks, prompts: Sequence[Any], trainer: Trai
                 fix="the version of TRL that pyproject.toml names",
             )
         )
-    args = trainer.args
     model = policy_of(trainer)
-    how = Sampling(
-        max_new_tokens=args.max_completion_length,
-        stop_ids=tuple(stop_ids(model)),
-        temperature=args.temperature,
-        top_k=args.top_k or 0,
-        top_p=args.top_p,
-        max_length=context_length(model),
-    )
+    settings = generation_settings(model, trainer.generation_config)
+    how = replace(to_sampling(settings, rows=len(rows)), max_length=context_length(model))
     noise_BR = uniform(len(rows), how.max_new_tokens, generator=torch.default_generator)
     sampler = functools.partial(sample, model, halves=True)
     with evaluating(model):
@@ -124,4 +126,5 @@ def play_batch(agent: Agent, hooks: Hooks, prompts: Sequence[Any], trainer: Trai
         "env_mask": [list(map(int, episode.own)) for episode in episodes],
         "environments": [episode.environment for episode in episodes],
         EARNED: [episode.earned for episode in episodes],
+        PLAYED: [episode.shown for episode in episodes],
     }

@@ -204,7 +204,9 @@ class SingleAgentEnvConfig(EnvConfig):
 class Env(Generic):
     def __init__(self, config):
         self.config = config
-        self.taskset = _exported(config["taskset"]["id"], Taskset)(TasksetConfig())
+        kind = _exported(config["taskset"]["id"], Taskset)
+        settings = _config_class(kind, TasksetConfig, TasksetConfig)
+        self.taskset = kind(settings(**config["taskset"]))
         self.traces = {}
 
     @contextlib.asynccontextmanager
@@ -239,7 +241,7 @@ class Env(Generic):
         episode = SimpleNamespace(traces=[], errors=[], ok=False)
         episode_of = (self, context, episode, on_trace)
         agents = SimpleNamespace()
-        for role in _config_class(type(self)).model_fields:
+        for role in _config_class(type(self), EnvConfig, SingleAgentEnvConfig).model_fields:
             setattr(agents, role, Agent(role, self.config[role], episode_of))
         try:
             await self.run(task, agents)
@@ -254,16 +256,13 @@ class SingleAgentEnv(Env):
         await agents.agent.run(task)
 
 
-def _config_class(kind):
+def _config_class(kind, base, default):
+    """The config of a kind, which is the one that its module has."""
     module = importlib.import_module(kind.__module__)
-    return next(
-        (
-            thing
-            for thing in vars(module).values()
-            if isinstance(thing, type) and issubclass(thing, EnvConfig) and thing is not EnvConfig
-        ),
-        SingleAgentEnvConfig,
-    )
+    for thing in vars(module).values():
+        if isinstance(thing, type) and issubclass(thing, base) and thing is not base:
+            return thing
+    return default
 
 
 def _exported(name, base, default=None):
@@ -276,7 +275,9 @@ def _exported(name, base, default=None):
 
 def env_config_type(name, env_id=""):
     kind = _exported(name, Env, SingleAgentEnv)
-    return SingleAgentEnvConfig if kind is SingleAgentEnv else _config_class(kind)
+    if kind is SingleAgentEnv:
+        return SingleAgentEnvConfig
+    return _config_class(kind, EnvConfig, SingleAgentEnvConfig)
 
 
 def resolve_env_config(data):
