@@ -615,3 +615,17 @@ def test_a_script_for_an_early_version_has_its_defaults(imported, mark):
     assert "before 0.3" in done.note("algorithm.kl_ctrl.kl_coef").why
     told = imported(*GROUPS, f"{ACTOR}.{mark}", "algorithm.use_kl_in_reward=False")
     assert told.content["kl_coef"] == 0.0
+
+
+def test_a_yaml_of_verl_is_an_experiment_by_itself(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    actor_rollout_ref = {"model": {"path": "runner://model/tiny"}, "rollout": {"n": 2}}
+    keys = {
+        "actor_rollout_ref": actor_rollout_ref,
+        "data": {"train_files": "runner://dataset/toy_sort"},
+        "algorithm": {"adv_estimator": "grpo"},
+        "trainer": {"total_training_steps": 2, "logger": ["console"]},
+    }
+    Path("theirs.yaml").write_text(yaml.safe_dump(keys))
+    assert verb_main("experiment=theirs.yaml", "--dry-run") == 0
+    assert "theirs.yaml, of verl" in capsys.readouterr().err

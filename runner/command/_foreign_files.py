@@ -58,9 +58,13 @@ def _is_foreign(file: Path) -> bool:
         raise FolderError(format_fault(file.parent, content["format"]))
     keys = {str(key).partition(".")[0] for key in content}
     strange = keys - OURS
+    tables = [*find_dialects().values(), read_sections()[STRATEGY]]
+    # Keys that no file of ours has, whatever else it holds.
+    if any(strange.intersection(table.get("sure", ())) for table in tables):
+        return True
     if keys & TELLING or not strange:
         return False
-    for table in (*find_dialects().values(), read_sections()[STRATEGY]):
+    for table in tables:
         if strange.intersection(table["marks"]):
             return True
     return False

@@ -46,7 +46,11 @@ class HydraCommand:
 
 
 def read_hydra_words(path: Path, words: Sequence[str]) -> HydraCommand:
-    """The keys that the words behind a command give, over those of the YAML that they name."""
+    """The keys that the words behind a command give, over those of the YAML that they name.
+
+    The last of several overrides of a key counts, as with Hydra. What only the shell can say is
+    noted in the remarks.
+    """
     command = HydraCommand()
     flags: dict[str, str] = {}
     unread: list[str] = []
@@ -94,7 +98,10 @@ def parse_value(text: str) -> object:
 
 
 def _read_named_config(path: Path, flags: Mapping[str, str]) -> Keys:
-    """The flat keys of the YAML that Hydra's flags name, and those flags that lead nowhere."""
+    """The flat keys of the YAML that Hydra's flags name, and those flags that lead nowhere.
+
+    What such a YAML composes from elsewhere is the business of the table.
+    """
     name = flags.get("config-name", "")
     if not name:
         return dict(flags)

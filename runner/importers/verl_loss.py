@@ -51,6 +51,7 @@ class KlKeys:
     switch: str
     weight: str
     estimator: str
+    # The estimator where a file names none.
     default_estimator: str
 
 
@@ -75,13 +76,19 @@ KL_HORIZON = "algorithm.kl_ctrl.horizon"
 class PolicyLoss:
     """A loss of theirs in the words of ``loss=policy_gradient``."""
 
+    # A reward is compared with its group in deviations of the group or of the batch, by the mean
+    # alone, or with the others of its group (leave_one_out).
     advantage: str = "group"
+    # What has equal weight: each token, each sequence, or the sum of each.
     average: str = "token"
+    # The ratio of probabilities is that of each token, or of a sequence.
     ratio: str = "token"
     surrogate: str = "clipped"
+    # Bounds of the ratio, as distances from 1; the second bound is for negative advantages.
     low: float = DEFAULT_CLIP
     high: float = DEFAULT_CLIP
     dual_clip: float | None = None
+    # The KL to the reference: 0 is none. It is a part of the loss or of the reward.
     kl_weight: float = 0.0
     kl: str = "k3"
     kl_in: str = "loss"
@@ -95,6 +102,7 @@ class PolicyLoss:
             return True
         if self.surrogate != "clipped" or self.named.get("no_clip"):
             return True
+        # TRL's KL is k3, and a part of the loss.
         is_other_kl = self.kl != "k3" or self.kl_in != "loss"
         return is_other_kl and self.kl_weight > 0
 
@@ -165,6 +173,7 @@ def read_policy_loss(draft: Draft) -> PolicyLoss:
     """The average and the clips of a loss, whose keys are noted."""
     loss = PolicyLoss(named=find_surrogate(draft))
     note_surrogate(draft, loss.named)
+    # A policy loss that is chosen by name may have an average of its own.
     loss.average = read_average(draft)
     loss.average = loss.named.get("average", loss.average)
     loss.ratio = loss.named.get("ratio", "token")
@@ -277,7 +286,11 @@ def read_clips(draft: Draft, loss: PolicyLoss) -> None:
 
 
 def read_kl(draft: Draft, loss: PolicyLoss) -> None:
-    """Read the KL of the loss, or else that of the reward, into a loss, and note their keys."""
+    """Read the KL of the loss, or else that of the reward, into a loss, and note their keys.
+
+    Ours has one of the two. Without any, ``kl_coef`` is 0, so that no reference model is loaded
+    whatever the option of the trainer says.
+    """
     in_loss = is_on(draft, KL_IN_LOSS.switch)
     in_reward = is_on(draft, KL_IN_REWARD.switch)
     if in_loss:
@@ -444,7 +457,11 @@ def write_loss_fields(draft: Draft, loss: PolicyLoss) -> None:
 
 
 def read_critic(draft: Draft) -> None:
-    """Write the rate of the critic, and the updates in which it learns alone."""
+    """Write the rate of the critic, and the updates in which it learns alone.
+
+    The weights of the critic are known by their names: those of a model of its own, or of a second
+    adapter on the policy's.
+    """
     rate_key = "critic.optim.lr"
     draft.imply({rate_key: DEFAULT_CRITIC_RATE})
     rate = draft.keys[rate_key]

@@ -152,7 +152,10 @@ def read_own_function(draft: Draft) -> Part:
 
 
 def module_of_file(path: str) -> str:
-    """The module of a file below the working directory; of any other one by its name alone."""
+    """The module of a file below the working directory; of any other one by its name alone.
+
+    The folder of the latter has to be on Python's path when the experiment runs.
+    """
     file = Path(path).with_suffix("")
     parts = [part for part in file.parts if part != "."]
     is_below = all(re.fullmatch(r"[A-Za-z_]\w*", part) for part in parts)
@@ -183,7 +186,11 @@ def read_scoring_model(draft: Draft, key: str) -> Part:
 
 
 def read_overlong_buffer(draft: Draft, rewards: dict[str, Part]) -> None:
-    """Write the punishment of long completions, which grows over the last tokens."""
+    """Write the punishment of long completions, which grows over the last tokens.
+
+    It is TRL's own, whose weight is their factor: 0 before the last tokens, and -1 at the longest
+    length (Yu et al. 2025, section 3.4).
+    """
     for group in BUFFERS:
         enable = f"{group}.enable"
         if draft.keys.get(enable) is None:

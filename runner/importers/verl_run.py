@@ -54,7 +54,10 @@ def read_steps(draft: Draft, steps: int) -> None:
 
 
 def read_evaluation(draft: Draft, steps: int, product: str) -> None:
-    """Write how often held-out rows are evaluated."""
+    """Write how often held-out rows are evaluated.
+
+    Theirs evaluates before the first step, too, unless val_before_train is false.
+    """
     start = "trainer.val_before_train"
     if not draft.has_held_out:
         for key in ("trainer.test_freq", start):
@@ -85,7 +88,10 @@ def read_evaluation(draft: Draft, steps: int, product: str) -> None:
 
 
 def _every(draft: Draft, key: str, why_never: str) -> int:
-    """The number of steps between two of something; 0, with a note, where it is never done."""
+    """The number of steps between two of something; 0, with a note, where it is never done.
+
+    Theirs says never by -1.
+    """
     value = draft.keys.get(key)
     if value is None:
         return 0
@@ -213,7 +219,10 @@ def read_warmup(draft: Draft, group: str, steps: int) -> bool:
 
 
 def read_sharding(draft: Draft, key: str, offload_key: str) -> None:
-    """Have FSDP typed, which is theirs wherever there is more than one device."""
+    """Have FSDP typed, which is theirs wherever there is more than one device.
+
+    Not beside the exchange of prompts, which samples where each process has the whole model.
+    """
     if draft.reading.devices == 1 or draft.keys.get(key) == "megatron":
         return
     if is_wanted(draft.values.get("trainer", {}).get("dynamic_sampling"), "enabled"):

@@ -59,7 +59,11 @@ def read_verl_sft(draft: Draft) -> None:
 
 
 def read_chat_column(draft: Draft) -> str:
-    """The column of conversations; empty where rows are questions and answers."""
+    """The column of conversations; empty where rows are questions and answers.
+
+    The older trainer has both, and says by ``multiturn.enable`` which; the newer one has
+    conversations only.
+    """
     key = "data.multiturn.messages_key"
     if draft.keys.get("data.multiturn.enable") is not None:
         is_chat = is_wanted(draft.keys["data.multiturn.enable"], "enabled")

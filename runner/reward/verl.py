@@ -43,6 +43,7 @@ class ComputeScore:
     function: Callable[..., Any]
     _: KW_ONLY
     batched: bool = False
+    # The column that says where a row is from.
     source_column: str = SOURCE
 
     def __post_init__(self) -> None:

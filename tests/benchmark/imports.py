@@ -1,7 +1,7 @@
 """``import`` on all example files of the tools whose configurations are read.
 
-These are Axolotl, LLaMA-Factory, ms-swift, OpenRLHF, torchtune, open-instruct, TRL, recipes for it,
-and the notebooks of Unsloth.
+These are Axolotl, LLaMA-Factory, ms-swift, verl, OpenRLHF, torchtune, open-instruct, TRL, recipes
+for it, and the notebooks of Unsloth.
 
 The fate of each file and key.
 
@@ -49,6 +49,7 @@ PEERS = {
     "OpenRLHF": ["examples/scripts/*.sh"],
     "torchtune": ["recipes/configs/**/*.yaml"],
     "notebooks": ["nb/*.ipynb"],  # of unslothai
+    "verl": ["examples/**/*.sh", "examples/**/config/*.yaml", "verl/trainer/config/*trainer*.yaml"],
     "trl": ["examples/cli_configs/*.yaml", "examples/accelerate_configs/*.yaml"],
 }
 DOCUMENTS = (
