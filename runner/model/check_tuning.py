@@ -113,7 +113,11 @@ def find_target_faults(
     if isinstance(targets, str):
         if targets == "all-linear" or any(re.fullmatch(targets, name) for name in modules):
             return
-        near = [name for name in sorted(linear) if re.search(rf"\b{re.escape(name)}\b", targets)]
+        # The layers that the pattern names, if not by their whole names.
+        near = []
+        for name in sorted(linear):
+            if re.search(rf"\b{re.escape(name)}\b", targets):
+                near.append(name)
         fix = "=all-linear"
         if near:
             fix = f"=[{','.join(near)}]"
@@ -127,7 +131,8 @@ def find_target_faults(
     if not isinstance(targets, list | set | tuple):
         return
     for target in sorted(targets):
-        if not any(name == target or name.endswith(f".{target}") for name in modules):
+        is_there = any(f".{name}".endswith(f".{target}") for name in modules)
+        if not is_there:
             yield Fault(
                 where="peft.target_modules",
                 found=f"the model has no layer {target}",
@@ -178,7 +183,8 @@ def _find_block_faults(peft: Node, widths: Collection[int]) -> Iterator[Fault]:
         if not any(width % size for width in widths):
             continue
         common = math.gcd(*widths)
-        divisors = [n for n in range(1, min(size, common) + 1) if common % n == 0]
+        largest = min(size, common)
+        divisors = [n for n in range(1, largest + 1) if common % n == 0]
         inputs = ", ".join(map(str, sorted(widths)))
         found = f"{size}, which does not divide the inputs of the layers ({inputs})"
         yield Fault(

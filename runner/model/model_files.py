@@ -200,6 +200,10 @@ class ModelFolder:
 
     @cached_property
     def _weight_files(self) -> list[str]:
+        """The files of the weights: a single one, or those that the index names.
+
+        Raises ConfigError for an index that cannot be read or names a file that is not there.
+        """
         if self.has(WEIGHTS):
             return [WEIGHTS]
         index = self.read(INDEX).get("weight_map")

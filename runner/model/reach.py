@@ -171,6 +171,7 @@ class Reach:
         return faults
 
     def _fix_of_lost(self, part: str, parts: Sequence[str]) -> str:
+        """The ways out for a part that the template leaves out, the likeliest first."""
         fixes = []
         joined = self._join_words(part, parts)
         if joined:
@@ -206,8 +207,9 @@ class Reach:
             yield f"{self._in_rows(count)} {part}, {reads}"
 
     def _line(self, part: str) -> str:
+        in_rows = self._in_rows(self.lost[part])
         leaves_out = f"the chat template leaves out {part}"
-        return f"{self._in_rows(self.lost[part])} {leaves_out}{self._example(part)}"
+        return f"{in_rows} {leaves_out}{self._example(part)}"
 
     def _in_rows(self, count: int) -> str:
         return f"in {count} of {self.rows} rows"

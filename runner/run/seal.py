@@ -240,7 +240,8 @@ def rotate(folder: Path, keep: int, best: str | None, steps_to_notice: int = 0) 
     best_ones = [path for path in sealed if best and path.name == Path(best).name]
     newest = sealed[-max(1, keep) :]
     # At the end the best counts as one of those that stay.
-    if not steps_to_notice and not set(best_ones) & set(newest):
+    is_best_beside = not set(best_ones) & set(newest)
+    if not steps_to_notice and is_best_beside:
         newest = sealed[-max(1, keep - len(best_ones)) :]
     safe = {*best_ones, *newest, *trusted[-1:], *untrusted[:1]}
     for path in sealed:
