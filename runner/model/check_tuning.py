@@ -76,10 +76,10 @@ def _list_modules(weights: Iterable[str]) -> set[str]:
     """The modules that hold weights, and all those around them, by their dotted names."""
     modules: set[str] = set()
     for weight in weights:
-        module = weight.rpartition(".")[0]
+        module, _, _ = weight.rpartition(".")
         modules.add(module)
         while "." in module:
-            module = module.rpartition(".")[0]
+            module, _, _ = module.rpartition(".")
             modules.add(module)
     return modules
 
@@ -174,7 +174,8 @@ def _is_target(weight: str, targets: object) -> bool:
 def _find_block_faults(peft: Node, widths: Collection[int]) -> Iterator[Fault]:
     """A fault for blocks of OFT that do not divide the inputs of the layers.
 
-    peft would take blocks of another size in their place.
+    peft would take blocks of another size in their place. The fix is the largest size up to the
+    typed one that divides all of them.
     """
     for field in ("oft_block_size", "r"):
         size = peft.get(field)
@@ -201,7 +202,8 @@ def find_selection_faults(settings: Node, modules: Collection[str]) -> Iterator[
     yield from _find_module_name_faults(settings, modules)
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern in settings.get(key) or ():
-            if not any(re.match(rf"(.*\.)?({pattern})$", module) for module in modules):
+            ending = re.compile(rf"(.*\.)?({pattern})$")
+            if not any(ending.match(module) for module in modules):
                 yield Fault(
                     where=f"peft.{key}",
                     found=f"{pattern} fits no layer",
@@ -232,7 +234,9 @@ def _find_layer_number_faults(settings: Node, modules: Collection[str]) -> Itera
         return
     last = max(numbers)
     chosen = settings.get("layers_to_transform")
-    chosen_numbers = [chosen] if isinstance(chosen, int) else chosen
+    chosen_numbers = chosen
+    if isinstance(chosen, int):
+        chosen_numbers = [chosen]
     for number in chosen_numbers or ():
         if number not in numbers:
             yield Fault(
