@@ -193,6 +193,7 @@ class ModelFolder:
 
     @cached_property
     def _weights(self) -> dict[str, StoredWeight]:
+        """The weights in all files, by their names there; only the headers are read."""
         weights: dict[str, StoredWeight] = {}
         for file in self._weight_files:
             weights |= read_weights(self.path / file)

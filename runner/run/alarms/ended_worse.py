@@ -78,6 +78,7 @@ class EndedWorse(Alarm):
         return changes
 
     def _first_far_worse(self, changes: Sequence[Change]) -> Change | None:
+        """The first figure that is far worse than at the begin; None where none is."""
         for change in changes:
             if change.is_far_worse(self.width):
                 return change
