@@ -24,7 +24,8 @@ SHOWN_COMPLETIONS = 3
 def predict(request: Request, callbacks: Mapping[str, Node]) -> int:
     """Answer every row that is asked for, and put the answers into a file.
 
-    The ``callbacks`` hear of it.
+    The ``callbacks`` hear of it. The file is named by all that its answers depend on: the same
+    command finds it again, and goes on with the rows that it lacks.
     """
     from runner.model.chat import check_rendering, check_template
     from runner.training.callback.user import PredictionEvents
@@ -39,7 +40,9 @@ def predict(request: Request, callbacks: Mapping[str, Node]) -> int:
     if file.is_finished():
         print(f"finished  {display_path(file.path)} already; nothing was changed")
         return 0
-    shown_weights = "" if weights.folder is None else f" ({weights.name})"
+    shown_weights = ""
+    if weights.folder is not None:
+        shown_weights = f" ({weights.name})"
     print(f"model     {request.name}{shown_weights}", flush=True)
     is_scorer = request.head == "score"
     form = "answer" if is_scorer else "prompt"
@@ -134,4 +137,5 @@ def _summarise_completions(
 
 
 def _describe_old(count: int) -> str:
+    """A part of a line on answers that an interrupted command had written before."""
     return f", {count} of them from before" if count else ""

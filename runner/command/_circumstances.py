@@ -33,7 +33,10 @@ def obstacles(run: RunRecord) -> Iterator[str]:
 
 
 def _describe_versions(old_versions: Mapping[str, Any]) -> str:
-    """The libraries of other versions, and the words that install those of then."""
+    """The libraries of other versions, and the words that install those of then.
+
+    What stands behind a plus, such as the build for a version of CUDA, is on no package index.
+    """
     described = []
     pinned = []
     for name, old in old_versions.items():
@@ -47,7 +50,9 @@ def _describe_versions(old_versions: Mapping[str, Any]) -> str:
             release, _, _ = str(old).partition("+")
             pinned.append(f"{name}=={release}")
     text = ", ".join(described)
-    return f"{text}; pip install {shlex.join(pinned)}" if pinned else text
+    if pinned:
+        text += f"; pip install {shlex.join(pinned)}"
+    return text
 
 
 def _describe_code(git: object) -> str:
@@ -63,7 +68,10 @@ def _describe_code(git: object) -> str:
         if run_git("cat-file", "-e", f"{commit}^{{commit}}") is not None:
             fix = f"git worktree add ../at-{commit[:8]} {commit[:12]}"
         return f"commit {commit[:12]}, here {current[:12]}; {fix}"
-    if hidden_source(run_git(*CHANGES) or "") != (git.get("diff") or ""):
+    # The diff of the manifest was written without secrets.
+    diff = hidden_source(run_git(*CHANGES) or "")
+    old_diff = git.get("diff") or ""
+    if diff != old_diff:
         return (
             "the same commit with other uncommitted changes; those of then are in manifest.json, "
             "under git.diff"
@@ -72,7 +80,10 @@ def _describe_code(git: object) -> str:
 
 
 def compare_data(run: RunRecord, cfg: Config) -> None:
-    """Load the rows as a training would; DataError with every set that is no longer the same."""
+    """Load the rows as a training would; DataError with every set that is no longer the same.
+
+    The fingerprints compared are of what the rows hold, so that files may have moved.
+    """
     if not run.manifest.get("data"):
         return
     from runner.training.components.token_weights import build_rules, columns_asked_for

@@ -342,6 +342,7 @@ def _keys_schema(path: str) -> JsonSchema:
 def _key_schema(
     key: str, parameter: Parameter, signature: Signature, trainer: Signature | None = None
 ) -> JsonSchema:
+    """The schema of a key by its type, its range, and the texts that it may hold."""
     numbers = range_at(key, parameter.name, parameter, signature, trainer)
     texts = texts_at(key, parameter, signature, trainer)
     return to_json_schema(parameter.type, numbers, texts)

@@ -66,6 +66,7 @@ def _to_yaml(draft: Draft) -> str:
 
 
 def _dump(content: dict[str, Any], *, allow_unicode: bool) -> str:
+    """The content as YAML in the order in which it was read, one key a line."""
     text: str = yaml.safe_dump(
         content,
         allow_unicode=allow_unicode,

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 def measure_answers(
     side: Side, model: Model, tokenizer: PreTrainedTokenizerBase, metrics: Sequence[Metric]
 ) -> None:
-    """Ask metrics about the likelihood of known answers, or a reward model about its scores."""
+    """Ask metrics about the likelihood of known answers, or a reward model about its scores.
+
+    A reward model and some metrics read every answer; the others only those that are right.
+    """
     from runner.generate.answer_reader import AnswerReader
     from runner.generate.completion import context_length
     from runner.generate.judge import judge_answers

@@ -26,7 +26,8 @@ def answer_prompt(request: Request) -> int:
         if options.completion is not None:
             row["completion"] = options.completion
         if is_chat:
-            row = {key: [{"role": ROLES[key], "content": text}] for key, text in row.items()}
+            for key, text in list(row.items()):
+                row[key] = [{"role": ROLES[key], "content": text}]
         if request.head == "score":
             (score,) = AnswerReader(model, tokenizer).score([row])
             answers = [f"{score:.6f}"]

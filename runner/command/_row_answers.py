@@ -47,15 +47,17 @@ def write_scores(
 
         def score(batch: Batch) -> list[dict[str, Any]]:
             picked = [rows[index] for index, _ in batch]
+            values = reader.score(picked)
             scored = []
-            for (index, _), row, value in zip(batch, picked, reader.score(picked), strict=True):
+            for (index, _), row, value in zip(batch, picked, values, strict=True):
                 columns = {key: row[key] for key in SCORED_COLUMNS if key in row}
                 scored.append({"row": index, **columns, "score": round(value, 6)})
             bar.update(len(batch))
             return scored
 
+        old_batches = file.complete(batches, score)
         # The bar counts only what is new, so that the others were there.
-        return len(rows) - bar.n if file.complete(batches, score) else 0
+        return len(rows) - bar.n if old_batches else 0
 
 
 def write_completions(
@@ -70,7 +72,8 @@ def write_completions(
 
     reader = AnswerReader(model, tokenizer)
     generator = request.build_generator(model, tokenizer)
-    logits_folder = file.path.with_name(f"{file.path.name.removesuffix('.jsonl')}.logits")
+    base_name = file.path.name.removesuffix(".jsonl")
+    logits_folder = file.path.with_name(f"{base_name}.logits")
     total = len(rows) * generator.n
 
     def complete(batch: Batch) -> list[dict[str, Any]]:
@@ -82,8 +85,9 @@ def write_completions(
     batches = generator.plan(rows)
     with progress_bar("predicting", total, "completion") as bar:
         generator.on_progress = bar.update
+        old_batches = file.complete(batches, complete)
         # The bar counts only what is new, so that the others were there.
-        return total - bar.n if file.complete(batches, complete) else 0
+        return total - bar.n if old_batches else 0
 
 
 def _write_logits(reader: AnswerReader, completions: Sequence[Completion], folder: Path) -> None:
@@ -97,8 +101,10 @@ def _write_logits(reader: AnswerReader, completions: Sequence[Completion], folde
     sequences = [[*completion.prompt_ids, *completion.token_ids] for completion in completions]
     for index, logits_TV in reader.read_logits(sequences):
         completion = completions[index]
+        # The logits of a position are of the token after it.
         start = len(completion.prompt_ids) - 1
-        logits_TV = logits_TV[start : start + len(completion.token_ids)]
+        end = start + len(completion.token_ids)
+        logits_TV = logits_TV[start:end]
         tensors = {
             "logits": logits_TV.float().cpu().contiguous(),
             "token_ids": torch.tensor(completion.token_ids),

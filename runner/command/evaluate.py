@@ -56,7 +56,10 @@ def main(line: CommandLine) -> int:
 
 
 def _compare(sides: Sequence[Side], seed: int) -> dict[str, Any]:
-    """The comparison of the rewards of two sides, for each set with rewards."""
+    """The comparison of the rewards of two sides, for each set with rewards.
+
+    Both sides sample with the same random numbers, which takes chance out of their difference.
+    """
     from runner.metric.paired import compare
 
     first, second = sides

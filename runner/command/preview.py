@@ -67,7 +67,10 @@ def main(line: CommandLine) -> int:
 
 
 def _read_frozen(words: Sequence[str], *, is_trusted: bool) -> list[Composed]:
-    """The configurations of runs; a folder can come from anybody, and be refused therefore."""
+    """The configurations of runs; a folder can come from anybody, and be refused therefore.
+
+    To load the tokenizer and the rows may run code that the configuration names.
+    """
     records = find_runs(words, "preview", len(words))
     for record in records:
         check_whole(record)

@@ -77,6 +77,7 @@ def _find_port(port: int) -> int:
 
 
 def _is_up(port: int) -> bool:
+    """True where the server answers that it is ready; while it loads a model it refuses."""
     connection = http.client.HTTPConnection(HOST, port, timeout=5)
     with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
         connection.request("GET", "/health")

@@ -34,12 +34,12 @@ def main(line: CommandLine) -> int:
     runs = find_runs(line.runs, line.verb, None, Path(options.output_root))
     FolderError.refuse(_find_unfit(runs))
     chosen = {"tracker": tracking.node}
-    missing = [*find_missing_libraries(chosen), *find_unset_variables(chosen)]
-    # Without a tracker there is nothing to send.
-    fixes = [fault.fix.partition(", or tracker")[0] for fault in missing]
-    EnvironmentFault.refuse(
-        replace(fault, fix=fix) for fault, fix in zip(missing, fixes, strict=True)
-    )
+    missing = []
+    for fault in (*find_missing_libraries(chosen), *find_unset_variables(chosen)):
+        # Without a tracker there is nothing to send.
+        fix, _, _ = fault.fix.partition(", or tracker")
+        missing.append(replace(fault, fix=fix))
+    EnvironmentFault.refuse(missing)
     return max(_sync(run, tracking) for run in runs)
 
 
@@ -47,14 +47,16 @@ def _find_tracker_faults(tracking: Tracking) -> list[Fault]:
     """A fault where no tracker is chosen, or one that only a training can tell anything."""
     takers = [name for name, tracker in TRACKERS.items() if tracker.takes_history]
     unable = [library.name for library in tracking.libraries if not library.takes_history]
-    if (tracking.libraries or tracking.target) and not unable:
+    is_chosen = tracking.libraries or tracking.target
+    if is_chosen and not unable:
         return []
+    found = "none"
+    if unable:
+        found = f"{', '.join(unable)}, which gets figures only while a run trains"
     return [
         Fault(
             where="tracker",
-            found=f"{', '.join(unable)}, which gets figures only while a run trains"
-            if unable
-            else "none",
+            found=found,
             expected=f"some of {', '.join(takers)}, or one of your own",
             fix="tracker=wandb",
         )
@@ -81,7 +83,10 @@ def _find_unfit(runs: Iterable[RunRecord]) -> Iterator[Fault]:
 
 
 def _sync(run: RunRecord, tracking: Tracking) -> int:
-    """Send a run to those of the trackers that lack some of it; the exit code."""
+    """Send a run to those of the trackers that lack some of it; the exit code.
+
+    The lock keeps the run from being continued meanwhile, which would log steps, too.
+    """
     past = PastRun(run, tracking)
     with locked(run.run):
         lacking = past.find_lacking()
@@ -89,7 +94,8 @@ def _sync(run: RunRecord, tracking: Tracking) -> int:
             past.prepare()
             # In a process of its own, because some trackers read where to write only once.
             pid = processes.fork(lambda: past.send(lacking))
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            _, status = os.waitpid(pid, 0)
+            code = os.waitstatus_to_exitcode(status)
             if code:
                 return code
             steps = plural(len(run.lines), "logged step")

@@ -213,7 +213,10 @@ class Server(ThreadingMixIn, WSGIServer):
         """The page of all names; a name whose runs are as before keeps its row."""
         states: dict[Path, object] = {}
         for group, runs in find_names(groups):
-            states[group] = [(run.folder, run.status, run.state) for run in runs]
+            state = []
+            for run in runs:
+                state.append((run.folder, run.status, run.state))
+            states[group] = state
 
         def draw(etag: str) -> str:
             rows = []
@@ -231,6 +234,8 @@ class Server(ThreadingMixIn, WSGIServer):
         return Page(states, draw)
 
     def _run_page(self, folder: Path) -> Page:
+        """The page of a run, which is drawn again when a file of the run has changed."""
+
         def draw(etag: str) -> str:
             return to_run_page(read_run(folder), self.changed_keys(folder), etag)
 

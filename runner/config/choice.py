@@ -51,8 +51,9 @@ def find_choice_faults(overrides: "Iterable[Override]", menu: Options) -> Iterat
             continue
         for name in _chosen_names(override):
             is_option = name.removesuffix(".yaml") in menu[group] or name.startswith("[")
-            is_file = group == "experiment" and (name == "null" or is_experiment_file(name))
-            if not is_option and not is_file:
+            is_none_or_file = name == "null" or is_experiment_file(name)
+            is_experiment = group == "experiment" and is_none_or_file
+            if not is_option and not is_experiment:
                 yield option_fault(group, name, menu)
 
 
@@ -69,7 +70,10 @@ def _chosen_names(override: "Override") -> list[str]:
 
 
 def _sweep_fault(override: "Override", menu: Options) -> Fault:
-    """The fault of several values where one configuration is composed."""
+    """The fault of several values where one configuration is composed.
+
+    The fix is a sweep; of a key that may hold a list, the list may be what was meant.
+    """
     group = override.key_or_group
     names = _chosen_names(override)
     fix = "python -m runner -m <the same words>"
@@ -81,7 +85,8 @@ def _sweep_fault(override: "Override", menu: Options) -> Fault:
         has_numbers = any(map(str.isdigit, names))
         is_list = bool(OF_TEXTS.search(group)) and not has_numbers
     if is_list:
-        fix += f", or '{group}=[{','.join(names)}]'"
+        joined = ",".join(names)
+        fix += f", or '{group}=[{joined}]'"
     return Fault(
         where=group,
         found=f"several values in {override.input_line}",
@@ -121,7 +126,9 @@ def option_fault(group: str, name: str, menu: Options) -> Fault:
                 fix=f"{file.parent.name}={file.stem} --config-dir {folder}",
             )
     files = _find_files_meant(name) if group == "experiment" else []
-    if files or (group == "experiment" and name.endswith(EXPERIMENT_FILES)):
+    has_ending = group == "experiment" and name.endswith(EXPERIMENT_FILES)
+    if files or has_ending:
+        typed_file = shlex.quote(files[0]) if files else A_FILE
         found = f"there is neither an option nor a file {name!r}"
         if os.path.isdir(name):
             found = f"{name!r} is a folder"
@@ -129,7 +136,7 @@ def option_fault(group: str, name: str, menu: Options) -> Fault:
             where=group,
             found=found,
             expected="an option, or the path of a file",
-            fix=f"experiment={shlex.quote(files[0]) if files else A_FILE}",
+            fix=f"experiment={typed_file}",
         )
     meanings = list(find_meanings(group, name))
     for meaning in meanings:
@@ -162,7 +169,11 @@ def _find_files_meant(name: str) -> list[str]:
 
 
 def _meant_option(group: str, name: str, menu: Options, meanings: Sequence[Meaning]) -> str:
-    """The words to type for an option that is not on the menu."""
+    """The words to type for an option that is not on the menu.
+
+    In this order it is another tool's word for one of ours, runs of this name, a path, the user's
+    own code, and an option that is spelt like it.
+    """
     options = menu[group]
     if group not in HELD and name.lower() not in options:
         for meaning in meanings:
@@ -184,7 +195,9 @@ def _meant_option(group: str, name: str, menu: Options, meanings: Sequence[Meani
     if near:
         return f"={near}"
     parts = [part for part in options if part != "none"]
-    return f"={parts[0]}" if len(parts) == 1 else f"={NOT_CHOSEN}"
+    if len(parts) == 1:
+        return f"={parts[0]}"
+    return f"={NOT_CHOSEN}"
 
 
 def _find_target(name: str) -> str:

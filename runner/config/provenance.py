@@ -214,7 +214,7 @@ class TrustedKeys:
 
     @cached_property
     def _of_options(self) -> set[str]:
-        """The keys whose last word has an option that the user has chosen by name.
+        """The keys that have the value of an option which the user has chosen by name.
 
         It is the last file that counts: a file that nobody chose may set the key after it, and
         then the value is not one that the user has asked for.

@@ -101,6 +101,7 @@ def write_out_functions(trainer: object) -> None:
 
 
 def _to_nodes(value: Any) -> Any:
+    """A value in which every text is a node: the dotted name of a function is its target."""
     if isinstance(value, list):
         return [_to_nodes(part) for part in value]
     if isinstance(value, dict) and "_target_" not in value:

@@ -24,7 +24,8 @@ def find_unread(
     read.update(*request.media_columns.values())
     if request.to == "prompt" and request.keep is None:
         read |= CLASHES.keys()  # of which another warning says why
-    useless = {layout.columns.get(role) for role in roles_without_use(layout.form, request.to)}
+    unused_roles = roles_without_use(layout.form, request.to)
+    useless = {layout.columns.get(role) for role in unused_roles}
     columns: dict[str, None] = {}
     keys: dict[str, None] = {}
     unheard: dict[str, None] = {}
@@ -38,7 +39,8 @@ def find_unread(
     words = []
     if columns:
         noun = "columns" if len(columns) > 1 else "column"
-        words.append(f"the {noun} {', '.join(columns)}")
+        names = ", ".join(columns)
+        words.append(f"the {noun} {names}")
     if keys:
         words.append(f"of turns {', '.join(keys)}")
     if unheard:
@@ -70,7 +72,8 @@ def _mappings(cell: object) -> list[Cells]:
 def find_unheard(row: Row, layout: RowLayout, request: RowRequest) -> Iterator[str]:
     """The columns whose text should open a row's conversation and does not.
 
-    ``dataset.system`` is named among them. A text counts as heard where it is a part of one.
+    A row whose own turns begin with a system message, say, has no place for another. The key
+    ``dataset.system`` is named among the columns. A text counts as heard where it is a part of one.
     """
     made: list[Row] = []
     with suppress(DataError):  # which is raised where rows are converted

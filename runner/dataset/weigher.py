@@ -109,7 +109,8 @@ class Weigher:
             if isinstance(side, str):
                 yield name, self._render_text(prompt or "", side)
             else:
-                yield name, self._render([*(prompt or ()), *side], arguments)
+                turns = [*(prompt or ()), *side]
+                yield name, self._render(turns, arguments)
 
     def _render_text(self, prompt: str, answer: str) -> RenderedSequence:
         """Plain text as a message of the user and one of the assistant; an empty one is none."""
@@ -130,8 +131,9 @@ class Weigher:
     def _render(self, turns: Messages, arguments: Cells) -> RenderedSequence:
         """A conversation as the template writes it.
 
-        The place of a message is what changes if another stands for it. Raises DataError for a
-        template in which that is more than one place.
+        The place of a message is what changes if another stands for it: a template is a program,
+        which nothing but its output tells apart. Raises DataError for a template in which that is
+        more than one place.
         """
         text = self._write(turns, arguments)
         messages = []
@@ -144,7 +146,8 @@ class Weigher:
                     stand_in[key] = turn[key]
             others = [*turns[:index], stand_in, *turns[index + 1 :]]
             try:
-                start, end = _changed(text, self._write(others, arguments), begin)
+                other_text = self._write(others, arguments)
+                start, end = _changed(text, other_text, begin)
             except (TemplateError, ValueError) as error:
                 fault = Fault(
                     where=f"messages[{index}]",
@@ -155,7 +158,8 @@ class Weigher:
                 raise DataError(fault) from error
             # An answer starts right after its opening, whatever the template then writes by itself.
             if turn["role"] == "assistant" and self._opening in text[begin:start]:
-                start = text.rfind(self._opening, begin, start) + len(self._opening)
+                opening_start = text.rfind(self._opening, begin, start)
+                start = opening_start + len(self._opening)
             begin = end + self._mark(text[end:])
             messages.append({**turn, "content": text[start:end]})
             places.append(MessagePlace(start, end, begin))
@@ -195,7 +199,8 @@ class Weigher:
         marks = [mark for mark in self._marks if rest.startswith(mark, blank)]
         if not marks:
             return 0
-        length = blank + max(map(len, marks))
+        longest = max(map(len, marks))
+        length = blank + longest
         end = self.tokenizer.eos_token or ""
         if rest.startswith(end, length):
             length += len(end)

@@ -203,6 +203,7 @@ class Forecast:
 
 
 def _span(seconds: float) -> str:
+    """A time as text: ``4.2 s``, ``0:03:20`` or ``2 days, 1:00:00``."""
     if seconds < 60:
         return f"{number(seconds, 2)} s"
     return str(timedelta(seconds=round(seconds)))

@@ -77,6 +77,7 @@ def _find_reason(cfg: Config, later_models: Collection[str]) -> str:
 
 
 def _is_here(source: Source) -> bool:
+    """True for a model that can be loaded without a download."""
     if source.architecture is not None or source.path.startswith("runner://"):
         return True
     return Path(source.path).exists() or is_cached(source.path, "models", "*/*.safetensors")

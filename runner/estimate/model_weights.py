@@ -52,13 +52,19 @@ class Shape:
             used = 1
             if matrix.dim() == 3:  # a matrix for each expert, of which a token meets only some
                 used = min(experts_per_token or len(matrix), len(matrix))
-            width += used * sum(matrix.shape[-2:])
-            weights += used * matrix.shape[-1] * matrix.shape[-2]
+            outputs, inputs = matrix.shape[-2:]
+            width += used * (outputs + inputs)
+            weights += used * inputs * outputs
         layers = max(1, getattr(config, "num_hidden_layers", 1))
         heads = getattr(config, "num_attention_heads", None) or 1
         output_weight = getattr(model.get_output_embeddings(), "weight", torch.empty(0))
         return cls(
-            layers, config.hidden_size, heads, width / layers, weights, output_weight.numel()
+            layers=layers,
+            hidden=config.hidden_size,
+            heads=heads,
+            width=width / layers,
+            weights=weights,
+            head=output_weight.numel(),
         )
 
 
@@ -154,7 +160,8 @@ def _quantised_weights(model: PreTrainedModel) -> set[int]:
     """The ids of the weights of linear layers that bitsandbytes quantises."""
     quantised = set()
     for name, part in model.named_modules():
-        if isinstance(part, nn.Linear) and not any(word in name for word in NOT_QUANTISED):
+        is_left_out = any(word in name for word in NOT_QUANTISED)
+        if isinstance(part, nn.Linear) and not is_left_out:
             quantised.add(id(part.weight))
     return quantised
 
@@ -192,8 +199,13 @@ def architecture_of(node: Node) -> dict[str, Any]:
     """The keys of a new model's architecture; its vocabulary is its tokenizer's by default."""
     keys = {key: value for key, value in node.items() if key not in NOT_ARCHITECTURE}
     has_parts = modality_of(keys) is not None
-    text = keys.get("text_config") or {} if has_parts else keys
-    vocabulary = {} if "vocab_size" in text else {"vocab_size": len(build(node["tokenizer"]))}
+    text = keys
+    if has_parts:
+        text = keys.get("text_config") or {}
+    vocabulary = {}
+    if "vocab_size" not in text:
+        tokenizer = build(node["tokenizer"])
+        vocabulary["vocab_size"] = len(tokenizer)
     if has_parts:
         return keys | {"text_config": vocabulary | text}
     return keys | vocabulary
@@ -207,7 +219,8 @@ def others_of(experiment: Experiment) -> Iterator[tuple[str, int]]:
         if node["_target_"] not in LOADERS or not isinstance(path, str):
             continue
         head = "score" if key.startswith("reward") else "lm"
-        source = Source(path, node.get("revision"), bool(node.get("trust_remote_code")), head)
+        is_trusted = bool(node.get("trust_remote_code"))
+        source = Source(path, node.get("revision"), is_trusted, head)
         weights = ModelWeights(source, dtype=node.get("dtype", "float32"), trained=False)
         name = key.removeprefix("trainer.").removesuffix("_model").replace(".", " ")
         yield name, weights.bytes

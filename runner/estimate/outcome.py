@@ -78,7 +78,7 @@ def _describe_scores(run: Run) -> str:
 
 
 def _describe_export(run: Run) -> str:
-    """The state of the export; empty where there was none to try."""
+    """The outcome of the export; empty where there was none to try."""
     reason = read_json(run.folder / UNEXPORTED) or {}
     why = reason.get("why")
     if why:

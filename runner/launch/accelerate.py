@@ -102,6 +102,7 @@ class Machines(Alone):
                 self._hear(other, f"machine {other}", self.seconds)
 
     def _connect(self, host: str, port: int) -> "TCPStore":
+        """A connection to the store, which the first machine holds and the others join."""
         from torch.distributed import TCPStore
 
         wait = timedelta(seconds=HANDSHAKE)

@@ -27,7 +27,12 @@ MISSING = re.compile("No such file|does not exist")  # in the words of Python, t
 
 
 def explained(run: Run, error: BaseException) -> RunnerError:
-    """The error of ours that an exception is."""
+    """The error of ours that an exception is.
+
+    What is to blame is asked from the surest to the vaguest: the run folder, a full disk, what we
+    have raised ourselves, this machine, the user's own code, a key that a library refuses; what is
+    left is shown as it is, with the log.
+    """
     text = describe(error)
     folder_error = _folder_error(run, error, text)
     if folder_error:
@@ -165,7 +170,8 @@ def _own_error(run: Run, error: BaseException, text: str) -> ConfigError | None:
 def _key_of_file(file: str, targets: dict[str, str]) -> str:
     """The key of the configuration whose target stands in a file, or else the file."""
     for key, target in targets.items():
-        module = target.rpartition(".")[0].replace(".", os.sep)
-        if file.endswith((f"/{module}.py", f"/{module}/__init__.py")):
+        module, _, _ = target.rpartition(".")
+        path = module.replace(".", os.sep)
+        if file.endswith((f"/{path}.py", f"/{path}/__init__.py")):
             return key
     return file

@@ -109,7 +109,7 @@ def share_name(jobs: Sequence[Sequence[Composed]]) -> None:
 def _doubled_job(first: Sequence[str], second: Sequence[str]) -> Fault:
     """The fault of two jobs whose configurations, and so whose run folders, are the same.
 
-    The fix shows what only the first has typed, which is what does not change the run.
+    The fix is to leave the second out: it names the words that only the first one has.
     """
     same = "twice"
     if first != second:

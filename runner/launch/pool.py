@@ -226,6 +226,7 @@ class Pool:
     def _end(
         self, task: Task, code: int, state: str, cause: str = "", seconds: float | None = None
     ) -> None:
+        """Note how a run has ended, for those that build on it and for people."""
         self.codes[task.folder] = code
         self.show.ended(task, state, cause, seconds)
 

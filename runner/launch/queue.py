@@ -106,6 +106,7 @@ def has_finished(folder: Path) -> bool:
 
 
 def _name_of(queue: ClusterQueue) -> str:
+    """The name under which the status of a run holds its ticket in this kind of queue."""
     return type(queue).__name__.lower()
 
 
@@ -113,7 +114,9 @@ def set_gone(run: Run, cause: str | RunnerError, state: str = "interrupted") -> 
     """Record that a run is in no queue any more, where it has not said itself how it ended."""
     with contextlib.suppress(FolderError), locked(run):
         if run.status()["state"] in ("queued", "running"):
-            error = {"error": cause.to_dict()} if isinstance(cause, RunnerError) else {}
+            error = {}
+            if isinstance(cause, RunnerError):
+                error["error"] = cause.to_dict()
             run.set_status(state, cause=str(cause), **error)
 
 
@@ -222,7 +225,8 @@ class Submission:
                 self.show.close()
                 text = f"cancelled {len(submitted)} in the queue: running ones save their step"
                 print(text, flush=True)
-                self.queue.cancel([self.places[folder].ticket for folder in submitted])
+                tickets = [self.places[folder].ticket for folder in submitted]
+                self.queue.cancel(tickets)
                 is_cancelled = True
             now = time.monotonic()
             if now >= due:
@@ -248,7 +252,11 @@ class Submission:
                 self.queue.submit(new, self.places, self._note)
 
     def _is_left(self, task: Task, seen: Mapping[str, Place]) -> bool:
-        """True for a task that is to be submitted; the place or the end of any other is noted."""
+        """True for a task that is to be submitted; the place or the end of any other is noted.
+
+        A task that is in the queue, or that another process or cluster has, is left where it is, so
+        that the same command, typed again, submits nothing twice.
+        """
         run = Run(task.folder.absolute())
         status = run.status()
         place = place_of(status, self.queue, seen)
@@ -350,7 +358,8 @@ def queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> ClusterQu
     queued = [launcher for launcher in launchers if launcher.is_queue]
     if not queued:
         return None
-    if plugins or len({launcher.target for launcher in launchers}) > 1:
+    targets = {launcher.target for launcher in launchers}
+    if plugins or len(targets) > 1:
         beside = plugins[0] if plugins else "another launcher"
         raise ConfigError(
             Fault(
@@ -363,7 +372,8 @@ def queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> ClusterQu
     keys_of_a_pool = set(key_names(LauncherPart))
     not_taken: set[str] = set()
     for launcher in queued:
-        not_taken |= (launcher.node.keys() & keys_of_a_pool) - asked_for(launcher.target)
+        typed_keys = launcher.node.keys() & keys_of_a_pool
+        not_taken |= typed_keys - asked_for(launcher.target)
     ConfigError.refuse(map(_key_of_this_machine, sorted(not_taken)))
     # Each of them checks its keys.
     queues: list[ClusterQueue] = [build(launcher.node) for launcher in queued]

@@ -51,10 +51,12 @@ class ManagedJob:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> "ManagedJob":
+        """A job as SkyPilot lists it in JSON."""
         state = str(values.get("status"))
         reason = ""
         if state.startswith("FAILED"):
-            reason = f"{state}: {values.get('failure_reason') or 'no reason given'}"
+            why = values.get("failure_reason") or "no reason given"
+            reason = f"{state}: {why}"
         number = int(values.get("job_id") or 0)
         name = str(values.get("job_name"))
         return cls(number, name, state, reason)

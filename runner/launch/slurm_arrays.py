@@ -135,6 +135,7 @@ def _build_array(
 
 
 def _read_template() -> "Template":
+    """The template of an array's script, in which every value of the user's is to be quoted."""
     from jinja2 import Environment, StrictUndefined
 
     jinja = Environment(trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)

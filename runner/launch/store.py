@@ -225,9 +225,17 @@ class Contents:
     files: Mapping[str, Digest] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        files = {name: [digest.size, digest.sha256] for name, digest in self.files.items()}
-        status = {"state": self.state, "step": self.step, "updated": self.updated}
-        return json.dumps(status | {"files": files}).encode()
+        """The content of the file in the store."""
+        files = {}
+        for name, digest in self.files.items():
+            files[name] = [digest.size, digest.sha256]
+        content = {
+            "state": self.state,
+            "step": self.step,
+            "updated": self.updated,
+            "files": files,
+        }
+        return json.dumps(content).encode()
 
     @classmethod
     def read(cls, text: bytes) -> "Contents":

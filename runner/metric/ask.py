@@ -53,8 +53,11 @@ def kind_of(arguments: Collection[str]) -> str:
 def ask_live(metric: Metric, model: object, tokenizer: object) -> dict[str, float]:
     """The numbers of a metric that asks the model itself, by their names."""
     answer = metric.ask(live_model=model, tokenizer=tokenizer, limit=metric.limit)
-    numbers = to_numbers(metric.name, answer, 0)
-    return {f"{metric.name}_{part}".rstrip("_"): value for part, value in numbers.items()}
+    figures = {}
+    for part, value in to_numbers(metric.name, answer, 0).items():
+        name = f"{metric.name}_{part}".rstrip("_")  # of a single number the part is empty
+        figures[name] = value
+    return figures
 
 
 def to_numbers(name: str, answer: object, rows: int) -> dict[str, float]:

@@ -83,6 +83,7 @@ class ReferencePairs:
 def _pairs(
     name: str, completions: Sequence[Completion], column: str, columns: Columns
 ) -> ReferencePairs:
+    """The completions of rows that have a reference, with these; DataError where none has."""
     pairs = ReferencePairs([], [])
     references = read_column(columns, column, f"metric.{name}.column=<column>")
     for completion, reference in zip(completions, references, strict=True):

@@ -252,7 +252,12 @@ def train_tokens(
     if model.config.get_text_config().tie_word_embeddings:
         layers = layers[:1]
     trained = _trained_layers(model, peft_config, layers)
-    layers = [layer for layer in layers if not {layer, layer.rpartition(".")[2]} & trained]
+    untrained = []
+    for layer in layers:
+        _, _, last_name = layer.rpartition(".")
+        if layer not in trained and last_name not in trained:
+            untrained.append(layer)
+    layers = untrained
     if not layers:
         return
     if not isinstance(peft_config, LoraConfig):

@@ -305,6 +305,7 @@ def _find_shape_faults(
 
 
 def _short_name(module: str) -> str:
+    """The name of a module from its layer on, as ``layers.0.mlp.up_proj``; else its last part."""
     match = IN_LAYER.search(module)
     if match:
         return match[1]

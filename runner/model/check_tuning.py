@@ -76,10 +76,10 @@ def _list_modules(weights: Iterable[str]) -> set[str]:
     """The modules that hold weights, and all those around them, by their dotted names."""
     modules: set[str] = set()
     for weight in weights:
-        module = weight.rpartition(".")[0]
+        module, _, _ = weight.rpartition(".")
         modules.add(module)
         while "." in module:
-            module = module.rpartition(".")[0]
+            module, _, _ = module.rpartition(".")
             modules.add(module)
     return modules
 
@@ -113,7 +113,11 @@ def find_target_faults(
     if isinstance(targets, str):
         if targets == "all-linear" or any(re.fullmatch(targets, name) for name in modules):
             return
-        near = [name for name in sorted(linear) if re.search(rf"\b{re.escape(name)}\b", targets)]
+        # The layers that the pattern names, if not by their whole names.
+        near = []
+        for name in sorted(linear):
+            if re.search(rf"\b{re.escape(name)}\b", targets):
+                near.append(name)
         fix = "=all-linear"
         if near:
             fix = f"=[{','.join(near)}]"
@@ -127,7 +131,8 @@ def find_target_faults(
     if not isinstance(targets, list | set | tuple):
         return
     for target in sorted(targets):
-        if not any(name == target or name.endswith(f".{target}") for name in modules):
+        is_there = any(f".{name}".endswith(f".{target}") for name in modules)
+        if not is_there:
             yield Fault(
                 where="peft.target_modules",
                 found=f"the model has no layer {target}",
@@ -169,7 +174,8 @@ def _is_target(weight: str, targets: object) -> bool:
 def _find_block_faults(peft: Node, widths: Collection[int]) -> Iterator[Fault]:
     """A fault for blocks of OFT that do not divide the inputs of the layers.
 
-    peft would take blocks of another size in their place.
+    peft would take blocks of another size in their place. The fix is the largest size up to the
+    typed one that divides all of them.
     """
     for field in ("oft_block_size", "r"):
         size = peft.get(field)
@@ -178,7 +184,8 @@ def _find_block_faults(peft: Node, widths: Collection[int]) -> Iterator[Fault]:
         if not any(width % size for width in widths):
             continue
         common = math.gcd(*widths)
-        divisors = [n for n in range(1, min(size, common) + 1) if common % n == 0]
+        largest = min(size, common)
+        divisors = [n for n in range(1, largest + 1) if common % n == 0]
         inputs = ", ".join(map(str, sorted(widths)))
         found = f"{size}, which does not divide the inputs of the layers ({inputs})"
         yield Fault(
@@ -195,7 +202,8 @@ def find_selection_faults(settings: Node, modules: Collection[str]) -> Iterator[
     yield from _find_module_name_faults(settings, modules)
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern in settings.get(key) or ():
-            if not any(re.match(rf"(.*\.)?({pattern})$", module) for module in modules):
+            ending = re.compile(rf"(.*\.)?({pattern})$")
+            if not any(ending.match(module) for module in modules):
                 yield Fault(
                     where=f"peft.{key}",
                     found=f"{pattern} fits no layer",
@@ -226,7 +234,9 @@ def _find_layer_number_faults(settings: Node, modules: Collection[str]) -> Itera
         return
     last = max(numbers)
     chosen = settings.get("layers_to_transform")
-    chosen_numbers = [chosen] if isinstance(chosen, int) else chosen
+    chosen_numbers = chosen
+    if isinstance(chosen, int):
+        chosen_numbers = [chosen]
     for number in chosen_numbers or ():
         if number not in numbers:
             yield Fault(

@@ -210,6 +210,10 @@ def _limit_of(key: str, file: str) -> NumberRange | TextChoice | JsonKind | None
 
 
 def _find_bad_values(values: Node, file: str, target: str) -> Iterator[BadValue]:
+    """The values of a file that its limits or the types of the ``target`` do not allow.
+
+    Where both refuse a value, the type is what is expected.
+    """
     signature = read_signature(target) if target else None
     parameters = signature.parameters if signature else {}
     for key, value in list_entries(values).items():

@@ -109,8 +109,11 @@ def write_prompt(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
     It lacks the begin token that the tokenizer adds by itself.
     """
     text: str = write(tokenizer, row["prompt"], row, tokenize=False, add_generation_prompt=True)
-    adds_bos = tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
-    return text.removeprefix(tokenizer.bos_token) if adds_bos else text
+    empty_text_ids = tokenizer("")["input_ids"]
+    adds_bos = empty_text_ids[:1] == [tokenizer.bos_token_id]
+    if adds_bos:
+        return text.removeprefix(tokenizer.bos_token)
+    return text
 
 
 def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row, answers: Iterable[str]) -> EncodedRow:
@@ -123,8 +126,11 @@ def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row, answers: Iterable[s
     if any(isinstance(side, str) for side in sides):
         prompt = row.get("prompt") or ""
         end = tokenizer.eos_token or ""
-        texts = [f"{prompt}{side.removesuffix(end)}{end}" for side in sides]
-        sequences = [tokenizer(text)["input_ids"] for text in texts]
+        sequences = []
+        for side in sides:
+            answer = side.removesuffix(end)  # an answer may bring the end token itself
+            text = f"{prompt}{answer}{end}"
+            sequences.append(tokenizer(text)["input_ids"])
         return EncodedRow([], sequences)
     conversations = _conversations(row, columns)
     prompts = [encode_prompt(tokenizer, turns, row) for turns in conversations.opened]
@@ -229,9 +235,11 @@ class TokenTexts:
         return self._text() if self.waiting else ""
 
     def _text(self) -> str:
+        """The text of the tokens that wait."""
         # Tokenizers may write a token otherwise at the beginning of a text than behind another.
         text = decode(self.tokenizer, [*self.last, *self.waiting])
-        return text[len(decode(self.tokenizer, self.last)) :]
+        text_before = decode(self.tokenizer, self.last)
+        return text[len(text_before) :]
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:

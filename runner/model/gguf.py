@@ -98,7 +98,8 @@ def write_gguf(
     ]
     _call(words, "llama.cpp's converter")
     if is_quantized:
-        _call([str(tools.quantizer), str(converted), str(file), dtype.upper()], QUANTIZER)
+        words = [str(tools.quantizer), str(converted), str(file), dtype.upper()]
+        _call(words, QUANTIZER)
 
 
 def _call(words: Sequence[str], tool: str) -> None:

@@ -55,6 +55,7 @@ def rule_of(tokenizer: dict[str, Any]) -> str | None:
 
 
 def _step_of(part: dict[str, Any]) -> str | None:
+    """The pattern by which a part of a tokenizer splits texts; None where there is none for it."""
     kind = part.get("type")
     if kind == "ByteLevel" and not part.get("add_prefix_space"):
         return GPT2_WORDS if part.get("use_regex", True) else BYTES

@@ -80,8 +80,11 @@ def join_adapters(first: Path, second: Path, folder: Path) -> bool:
             first_pair = _zeros(second_pairs[module], first_config)
         if second_pair is None:
             second_pair = _zeros(first_pairs[module], second_config)
-        joined[f"{module}.lora_A.weight"] = torch.cat([first_pair[0], second_pair[0]])
-        joined[f"{module}.lora_B.weight"] = torch.cat([first_pair[1], second_pair[1]], dim=1)
+        # B1 A1 + B2 A2 is the product of the matrices side by side.
+        first_a, first_b = first_pair
+        second_a, second_b = second_pair
+        joined[f"{module}.lora_A.weight"] = torch.cat([first_a, second_a])
+        joined[f"{module}.lora_B.weight"] = torch.cat([first_b, second_b], dim=1)
     rank = first_config["r"] + second_config["r"]
     config: JsonObject = {
         **second_config,
@@ -103,7 +106,9 @@ def _zeros(pair: tuple[Tensor, Tensor], config: Node) -> tuple[Tensor, Tensor]:
     """A and B of an adapter that leaves a module as it is, beside a ``pair`` of another one."""
     a, b = pair
     rank = config["r"]
-    return a.new_zeros(rank, *a.shape[1:]), b.new_zeros(len(b), rank, *b.shape[2:])
+    zero_a = a.new_zeros(rank, *a.shape[1:])
+    zero_b = b.new_zeros(len(b), rank, *b.shape[2:])
+    return zero_a, zero_b
 
 
 def _scaled(weights: Mapping[str, Tensor], config: Node) -> dict[str, tuple[Tensor, Tensor]]:

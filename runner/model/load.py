@@ -170,6 +170,7 @@ def _load_processor(path: str, revision: str | None, trust_remote_code: bool) ->
 
 
 def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
+    """The tokens of a loaded tokenizer, with the special ones that it writes by itself."""
     used = {
         tokenizer.pad_token,
         tokenizer.bos_token,

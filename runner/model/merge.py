@@ -153,6 +153,7 @@ def _probe_of(tokenizer: PreTrainedTokenizerBase) -> Tensor:
 
 
 def _logits(model: nn.Module, probe: Tensor) -> Tensor:
+    """The logits of a model for some token ids, float32."""
     with torch.no_grad():
         output = model(input_ids=probe, attention_mask=torch.ones_like(probe))
     return output.logits.float()

@@ -193,6 +193,7 @@ class ModelFolder:
 
     @cached_property
     def _weights(self) -> dict[str, StoredWeight]:
+        """The weights in all files, by their names there; only the headers are read."""
         weights: dict[str, StoredWeight] = {}
         for file in self._weight_files:
             weights |= read_weights(self.path / file)
@@ -200,6 +201,10 @@ class ModelFolder:
 
     @cached_property
     def _weight_files(self) -> list[str]:
+        """The files of the weights: a single one, or those that the index names.
+
+        Raises ConfigError for an index that cannot be read or names a file that is not there.
+        """
         if self.has(WEIGHTS):
             return [WEIGHTS]
         index = self.read(INDEX).get("weight_map")

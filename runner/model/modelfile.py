@@ -177,6 +177,7 @@ def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
 def _write(
     tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, str]], is_opened: bool
 ) -> str:
+    """The text of some turns, with ``is_opened`` up to where the next answer begins."""
     text: str = write(tokenizer, turns, {}, tokenize=False, add_generation_prompt=is_opened)
     return text
 

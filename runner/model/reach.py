@@ -171,6 +171,7 @@ class Reach:
         return faults
 
     def _fix_of_lost(self, part: str, parts: Sequence[str]) -> str:
+        """The ways out for a part that the template leaves out, the likeliest first."""
         fixes = []
         joined = self._join_words(part, parts)
         if joined:
@@ -206,13 +207,16 @@ class Reach:
             yield f"{self._in_rows(count)} {part}, {reads}"
 
     def _line(self, part: str) -> str:
+        """A line on a part that the template leaves out, with how often and an example."""
+        in_rows = self._in_rows(self.lost[part])
         leaves_out = f"the chat template leaves out {part}"
-        return f"{self._in_rows(self.lost[part])} {leaves_out}{self._example(part)}"
+        return f"{in_rows} {leaves_out}{self._example(part)}"
 
     def _in_rows(self, count: int) -> str:
         return f"in {count} of {self.rows} rows"
 
     def _thought_advice(self, part: str) -> str:
+        """The end of a line on thoughts that are left out: a way to keep them, or why they are."""
         if not self.knows_thoughts:
             return "; dataset.thoughts=inline writes it as <think> before the content"
         if part == THOUGHT:
@@ -220,7 +224,8 @@ class Reach:
         return ", and it is not learnt; model.tokenizer.chat_template=<another> may write it"
 
     def _example(self, part: str) -> str:
-        return f", such as {self.examples[part]}" if self.examples.get(part) else ""
+        example = self.examples.get(part)
+        return f", such as {example}" if example else ""
 
     def _join_words(self, part: str, parts: Sequence[str]) -> str:
         """The words to type that join turns so that a part is written; empty where no way does."""

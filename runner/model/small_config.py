@@ -156,7 +156,9 @@ def _first_of_each_kind(settings: Mapping[str, Sequence[Any]], depth: int) -> li
 
 def _are_layer_numbers(values: Sequence[Any]) -> bool:
     """True for a list that names some layers, such as those with experts, by ascending numbers."""
-    if len(values) <= 2 or any(type(value) is not int for value in values):
+    if len(values) <= 2:
+        return False
+    if any(type(value) is not int for value in values):
         return False
     return sorted(set(values)) == list(values)
 

@@ -49,7 +49,8 @@ def fill_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) -> 
             size, shortest = sizes[0]
             groups[shortest].append(row)
             heapq.heapreplace(sizes, (size + lengths[row], shortest))
-        if all(size <= budget or len(groups[number]) == 1 for size, number in sizes):
+        too_large = [number for size, number in sizes if size > budget and len(groups[number]) > 1]
+        if not too_large:
             return [group for group in groups if group]
         group_count += 1
 

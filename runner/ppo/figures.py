@@ -60,8 +60,10 @@ def rollout_figures(
     means = {}
     for name, values_B in columns.items():
         if name.startswith("rewards/"):
+            # NaN is the reward of a row to which it does not apply.
             applies_B = ~values_B.isnan()
-            added, count = total(torch.stack([values_B.nansum(), applies_B.sum()])).tolist()
+            sums_here = torch.stack([values_B.nansum(), applies_B.sum()])
+            added, count = total(sums_here).tolist()
             if count:
                 means[name] = added / count
         else:

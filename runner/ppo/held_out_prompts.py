@@ -82,6 +82,7 @@ def _roll_out_held_out(trainer: Trainer, rows: Sequence[Row], first: int) -> Rol
 
 
 def _write_table(trainer: Trainer, table: list[dict[str, object]]) -> None:
+    """Put the completions of an evaluation into the file, in the place of those of its step."""
     if trainer.is_world_process_zero():
         path = Path(trainer.args.output_dir) / "completions.jsonl"
         replace_rows(path, table, same=["step", "set"])

@@ -24,7 +24,12 @@ def policy_loss(
     args: PPOConfig,
     own_loss: Callable[..., object] | None = None,
 ) -> Tensor:
-    """A micro-batch's share in the policy's loss; ``own_loss`` replaces the clipped surrogate."""
+    """A micro-batch's share in the policy's loss; ``own_loss`` replaces the clipped surrogate.
+
+    The ratios are to the policy of the rollout. Where another sampler has drawn its tokens, that is
+    not the one that they are from, and the losses are weighted for it. The weights of the rollout
+    make the sum over all tokens of a mini-batch a mean.
+    """
     log_ratios_N = logprobs_N - batch.select(rollout.logprobs_BR)
     ratios_N = log_ratios_N.exp()
     advantages_N = batch.select(rollout.advantages_BR)
@@ -35,8 +40,10 @@ def policy_loss(
         losses_N = _own_losses(own_loss, rollout, batch, logprobs_N)
     if rollout.importance_BR is not None:
         losses_N = losses_N * batch.select(rollout.importance_BR)
-    loss = (losses_N * batch.select(rollout.weights_BR)).sum()
+    weights_N = batch.select(rollout.weights_BR)
+    loss = (losses_N * weights_N).sum()
 
+    # The figures, which need no gradient.
     log_ratios_N = log_ratios_N.detach()
     ratios_N = ratios_N.detach()
     clipped_N = (ratios_N - 1) * advantages_N.sign() > args.cliprange
@@ -57,8 +64,9 @@ def _own_losses(
     """The user's loss of each token [N], from whole rows [B, R]."""
     mask_BR = rollout.mask_BR[batch.rows_B]
     old_logprobs_BR = rollout.logprobs_BR[batch.rows_B]
+    logprobs_BR = torch.zeros_like(old_logprobs_BR).masked_scatter(mask_BR, logprobs_N)
     losses_BR = loss(
-        log_probs=torch.zeros_like(old_logprobs_BR).masked_scatter(mask_BR, logprobs_N),
+        log_probs=logprobs_BR,
         old_log_probs=old_logprobs_BR,
         mask=mask_BR,
         advantages=rollout.advantages_BR[batch.rows_B],
@@ -80,8 +88,10 @@ def value_loss(rollout: Rollout, batch: MicroBatch, values_N: Tensor, args: PPOC
     old_values_N = batch.select(rollout.values_BR)
     returns_N = batch.select(rollout.returns_BR)
     losses_N = value_losses(values_N, old_values_N, returns_N, args.cliprange_value)
-    loss = (losses_N * batch.select(rollout.weights_BR)).sum()
-    clipped_N = losses_N > (values_N - returns_N).square() / 2
+    weights_N = batch.select(rollout.weights_BR)
+    loss = (losses_N * weights_N).sum()
+    unclipped_N = (values_N - returns_N).square() / 2
+    clipped_N = losses_N > unclipped_N
     rollout.sums["value"] += loss.detach()
     rollout.sums["value_clipped"] += clipped_N.sum()
     return args.vf_coef * loss

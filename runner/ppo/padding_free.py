@@ -150,7 +150,11 @@ def make_padding_free(trunk: PreTrainedModel) -> bool:
 
 
 def equal_to_rounding(states: Tensor, expected: Tensor) -> bool:
-    """True where two tensors of one shape differ only by the order in which they were added up."""
-    rounding = min(1e-2, 100 * torch.finfo(states.dtype).eps) * float(states.abs().max())
-    is_close: bool = torch.allclose(states, expected, rtol=0, atol=rounding)
+    """True where two tensors of one shape differ only by the order in which they were added up.
+
+    That is by a hundred roundings of their type or 1 %, whichever is less, of the largest entry.
+    """
+    share = min(1e-2, 100 * torch.finfo(states.dtype).eps)
+    largest = float(states.abs().max())
+    is_close: bool = torch.allclose(states, expected, rtol=0, atol=share * largest)
     return is_close

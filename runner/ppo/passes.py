@@ -29,6 +29,7 @@ def micro_batches(
 
 
 def is_in_float32(trainer: Trainer) -> bool:
+    """True where neither the weights of the policy nor autocast round its passes to 16 bits."""
     args = trainer.args
     has_autocast = args.bf16 or args.fp16
     return not has_autocast and trainer.actor_critic.policy.dtype == torch.float32

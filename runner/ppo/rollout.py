@@ -81,6 +81,7 @@ class Rollout:
         joined = cls(rows, completions, first.mask_BR.device)
 
         def join(name: str, fill: float) -> Tensor:
+            """A tensor [B, R] of the picked rows, whose responses may be of another width now."""
             parts = []
             for rollout, row in picked:
                 values_R = getattr(rollout, name)[row]
@@ -120,6 +121,7 @@ class Rollout:
         missing = 0
         if agree is not None:
             missing = agree(len(groups)) - len(groups)
+        # All processes must take as many passes, or some would wait for the others for ever.
         for _ in range(missing):
             largest = max(groups, key=len)
             groups.remove(largest)
@@ -169,7 +171,8 @@ class Rollout:
     def to_rows(self, names: Sequence[str]) -> list[dict[str, object]]:
         """The completions with their rewards, by these names, and the mean of their advantages."""
         assert self.reward_sums_BF is not None and self.earned_BR is not None
-        advantages_B = (self.advantages_BR * self.mask_BR).sum(1) / self.mask_BR.sum(1)
+        sums_B = (self.advantages_BR * self.mask_BR).sum(1)
+        advantages_B = sums_B / self.mask_BR.sum(1)
         figures = zip(
             self.completions,
             self.reward_sums_BF.tolist(),

@@ -69,7 +69,8 @@ class TokenLogProbs:
     def of_hidden(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
         """float32 log-probabilities [N] of the targets under softmax(logits / temperature)."""
         elements = LOGITS_PER_CHUNK.get(hidden_NH.device.type, LOGITS_PER_CHUNK_ELSEWHERE)
-        rows = max(1, elements // self.head.weight.shape[0])
+        words = self.head.weight.shape[0]
+        rows = max(1, elements // words)
         compute = self._of_chunk
         if len(hidden_NH) > rows and torch.is_grad_enabled():
             # Forgotten after the forward pass and computed again in the backward pass.
@@ -82,6 +83,10 @@ class TokenLogProbs:
         return torch.cat(logprobs)
 
     def _of_chunk(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
+        """The log-probabilities [N] of a few targets.
+
+        The logits get no name here, so that they can go as soon as their float32 copy is there.
+        """
         return _target_logprobs(self.head(hidden_NH), targets_N, temperature)
 
     @torch.no_grad()
@@ -111,6 +116,7 @@ class TokenLogProbs:
 
 
 def _target_logprobs(logits_NV: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
+    """float32 log-probabilities [N] of the targets; cross-entropy is minus these."""
     logits_NV = logits_NV.float()
     if temperature != 1:
         logits_NV = logits_NV / temperature

@@ -46,8 +46,10 @@ def _describe_call(call: JsonObject | None) -> str:
     answer = call.get("answer")
     if "error" in call:
         answer = {"error": call["error"]}
-    text = f"{call['name']}({to_text(call.get('arguments'))}) = {to_text(answer)}"
-    return short(text.replace("\n", "\\n"), MAX_LETTERS)
+    arguments = to_text(call.get("arguments"))
+    text = f"{call['name']}({arguments}) = {to_text(answer)}"
+    single_line = text.replace("\n", "\\n")
+    return short(single_line, MAX_LETTERS)
 
 
 def count_calls(run: RunRecord) -> dict[str, str]:

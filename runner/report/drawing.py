@@ -151,7 +151,9 @@ def new_axes(ylabel: str, xlabel: str = "step", *, share: bool = False) -> Itera
         if share and high < MAX_SHARE:
             axes.set_ylim(-0.03, 1.03)  # with room for the marks of 0 and 1
         elif high - low < 1e-4 * abs(high):  # values that read as the same number
-            axes.set_ylim(low - 0.01 * abs(low), high + 0.01 * abs(high))
+            room_below = 0.01 * abs(low)
+            room_above = 0.01 * abs(high)
+            axes.set_ylim(low - room_below, high + room_above)
         axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -90,13 +90,17 @@ def _describe_rollout(row: Sample) -> str:
 
 
 def _spread_steps(samples: Sequence[Sample], most: int) -> list[int]:
-    """At most so many of the steps that have samples, the first and the last among them."""
+    """At most so many of the steps that have samples, the first and the last among them.
+
+    They are at equal distances in the list of steps, all of them where there are fewer.
+    """
     steps = sorted({sample["step"] for sample in samples})
     if not steps:
         return []
-    distance = (len(steps) - 1) / (most - 1)
-    places = sorted({round(place * distance) for place in range(most)})
-    return [steps[place] for place in places]
+    last = len(steps) - 1
+    distance = last / (most - 1)
+    places = {round(number * distance) for number in range(most)}
+    return [steps[place] for place in sorted(places)]
 
 
 def at_step(samples: Sequence[Sample], step: float) -> list[Sample]:
@@ -105,7 +109,10 @@ def at_step(samples: Sequence[Sample], step: float) -> list[Sample]:
 
 
 def shared_prompts(columns: Sequence[SampleColumn]) -> list[Prompt]:
-    """The prompts that all columns have, each with its first completion in each column."""
+    """The prompts that all columns have, each with its first completion in each column.
+
+    Only such prompts can be compared; they come in the order of the first column.
+    """
     if not columns:
         return []
     first_samples: list[dict[str, Sample]] = []

@@ -83,6 +83,7 @@ def informative(names: Iterable[str]) -> list[str]:
 
 
 def _is_quiet(name: str) -> bool:
+    """True for a figure of the machine, and for one that says little of what was learned."""
     if name.endswith(CLOCK) or name.removeprefix("eval_").startswith(MACHINE):
         return True
     return any(word in name for word in QUIET)

@@ -68,8 +68,8 @@ def format_table(columns: Sequence[Column], width: int) -> list[str]:
         shown.remove(spare[-1])
     texts_by_column = [column.lines() for column in shown]
     lines = []
-    for row in zip(*texts_by_column, strict=True):
-        lines.append("  ".join(row))
+    for texts in zip(*texts_by_column, strict=True):
+        lines.append("  ".join(texts))
     dropped = [column.title for column in columns if column not in shown]
     if dropped:
         remark = f"no room for {', '.join(dropped)}"
@@ -206,9 +206,11 @@ def _best_lines(summary: Summary, width: int) -> list[str]:
         return [_wrapped("best", summary.why_no_best, width)]
     mean = best.mean(objective.name)
     sd = best.sd(objective.name)
-    text = f"{best.label}: {objective.name} {format_spread(mean, sd)}"
+    score = format_spread(mean, sd)
+    text = f"{best.label}: {objective.name} {score}"
     if summary.seeds:
-        text += f" over {plural(summary.count(best), 'seed')}"
+        seeds = plural(summary.count(best), "seed")
+        text += f" over {seeds}"
     title = "best" if len(summary.settings) > 1 else "result"
     lines = [_wrapped(title, text, width)]
     for doubt in summary.doubts:
@@ -372,7 +374,10 @@ def _to_array(values: Sequence[object]) -> "pyarrow.Array":
 
 
 def to_cell(cell: object) -> object:
-    """A cell that no spreadsheet takes for a formula."""
+    """A cell that no spreadsheet takes for a formula.
+
+    A name of a run or an answer may come from anybody, and a formula may send what it finds.
+    """
     if not isinstance(cell, str):
         return cell
     sign = "'" if FORMULA.match(cell) else ""

@@ -27,7 +27,10 @@ def describe_decline(run: RunRecord) -> str | None:
     """
     rewards = [line["reward"] for line in run.lines if "reward" in line]
     spreads = [line["reward_std"] for line in run.lines if "reward_std" in line]
-    if len(rewards) > 1 and len(set(rewards)) == 1 and spreads and not any(spreads):
+    are_means_equal = len(rewards) > 1 and len(set(rewards)) == 1
+    # Equal means may hide rewards that differ within a step.
+    are_all_equal = are_means_equal and spreads and not any(spreads)
+    if are_all_equal:
         reward = number(rewards[0])
         return (
             f"every completion earned {reward}, so there was nothing to prefer: look at the reward"

@@ -57,6 +57,10 @@ def read_samples(folder: Path, dense: bool = False) -> list[JsonObject]:
 
 
 def _read_sample_table(path: Path) -> list[JsonObject]:
+    """The rows of a file that are samples, but of no rollout; scores that are no numbers are gone.
+
+    The file may be cut off or changed by hand: what is no sample is left out.
+    """
     table = []
     for row in read_rows(path):
         if row.get("source") != ROLLOUT and _is_sample(row):
@@ -122,5 +126,7 @@ def plain_text(content: object) -> str:
         texts.append(dialogue([turn]))
     if len(texts) == 1:
         return texts[0]
-    lines = [f"{role}: {text}" for role, text in zip(roles, texts, strict=True)]
+    lines = []
+    for role, text in zip(roles, texts, strict=True):
+        lines.append(f"{role}: {text}")
     return "\n".join(lines)

@@ -96,7 +96,8 @@ def _files_of_keys(cfg: Config) -> Iterator[tuple[str, dict[str, Path]]]:
             adapter = read_json(place / "adapter_config.json") or {}
             base = adapter.get("base_model_name_or_path")
             if base and Path(base).is_dir() and not Path(base).is_relative_to(PACKAGE):
-                yield f"{BASE} {key}", {str(file): file for file in _files_at(Path(base), "")}
+                base_files = list(_files_at(Path(base), ""))
+                yield f"{BASE} {key}", {str(file): file for file in base_files}
     for package, sources in find_code(packages_of(cfg)).items():
         yield f"{CODE} {package}", sources
 

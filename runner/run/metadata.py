@@ -65,10 +65,13 @@ def is_shaped(content: object) -> TypeGuard[JsonObject]:
 
 
 def _fits(value: object, shape: Shape) -> bool:
+    """True for a value of this shape, and for None, which any key may have."""
     if value is None:
         return True
     if isinstance(shape, ListOf):
-        return isinstance(value, list) and all(_fits(item, shape.item) for item in value)
+        if not isinstance(value, list):
+            return False
+        return all(_fits(item, shape.item) for item in value)
     if isinstance(shape, MappingOf):
         if not isinstance(value, dict):
             return False

@@ -153,7 +153,10 @@ def check_lines(run: Run) -> None:
     with open_own(run.metrics, "rb") as file:
         text: bytes = file.read()
     *lines, last = text.split(b"\n")
-    bad = [number for number, line in enumerate(lines, 1) if read_step(line + b"\n") is None]
+    bad = []
+    for number, line in enumerate(lines, 1):
+        if read_step(line + b"\n") is None:
+            bad.append(number)
     # Zeros behind whole lines are a last write that never reached the disk.
     remainder = last.strip(b"\0") if lines else last
     if remainder and not last.startswith(b"{"):

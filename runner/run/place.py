@@ -32,7 +32,8 @@ class RunPlace:
 
     def remove_remainder(self) -> None:
         """Delete what was made at the path since the folder is gone, unless it is another run."""
-        if self.is_there() or any(os.path.lexists(self.folder / name) for name in RUN_BEGINS):
+        is_another_run = any(os.path.lexists(self.folder / name) for name in RUN_BEGINS)
+        if self.is_there() or is_another_run:
             return
         if self.folder.is_dir() and not self.folder.is_symlink():
             shutil.rmtree(self.folder, ignore_errors=True)

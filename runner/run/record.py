@@ -89,6 +89,7 @@ class RunRecord:
         return logged
 
     def _last_number(self, name: str) -> float | None:
+        """The last value of a metric that is a finite number; None where none was logged."""
         for line in reversed(self.lines):
             value = line.get(name)
             if is_finite(value):

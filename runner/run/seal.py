@@ -69,10 +69,16 @@ def put_down(folder: Path, process: int = 0, processes: int = 1) -> dict[str, En
 
 
 def _put_on_disk(path: Path) -> Entry:
+    """Have the system write out a file, and return what its seal holds: its size and its hash.
+
+    A file that nobody else can read, as temporary files are made, becomes readable by all.
+    """
     mode = path.stat().st_mode
-    path.chmod(0o644 if mode & 0o077 == 0 else mode)
+    is_private = mode & 0o077 == 0
+    path.chmod(0o644 if is_private else mode)
     sync(path)
-    return [path.stat().st_size, sha256(path)]
+    size = path.stat().st_size
+    return [size, sha256(path)]
 
 
 def _own_entry(entries: Mapping[str, Entry]) -> Entry:
@@ -106,6 +112,10 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
         threads_used = 1
 
     def compare(name: str) -> str:
+        """The damage of a file in a few words; empty where it is as it was sealed.
+
+        A file that was not written since the seal is not hashed again with ``touched_only``.
+        """
         path = folder / name
         size, digest = entries[name]
         if not path.is_file():
@@ -240,7 +250,8 @@ def rotate(folder: Path, keep: int, best: str | None, steps_to_notice: int = 0) 
     best_ones = [path for path in sealed if best and path.name == Path(best).name]
     newest = sealed[-max(1, keep) :]
     # At the end the best counts as one of those that stay.
-    if not steps_to_notice and not set(best_ones) & set(newest):
+    is_best_beside = not set(best_ones) & set(newest)
+    if not steps_to_notice and is_best_beside:
         newest = sealed[-max(1, keep - len(best_ones)) :]
     safe = {*best_ones, *newest, *trusted[-1:], *untrusted[:1]}
     for path in sealed:

@@ -88,6 +88,7 @@ def find_weights(run: Run | None, wish: str | None) -> Weights:
 
 
 def _weights_of_step(run: Run, step: int) -> Weights:
+    """The weights of the checkpoint of a step; FolderError where it is not there or damaged."""
     folder = run.checkpoints / f"checkpoint-{step}"
     damage = damage_of(folder)
     if not damage:
@@ -140,7 +141,9 @@ def _no_weights(
             f"python -m runner.launch {run}  (to continue the training), "
             "or checkpoint=start for the model it begins with"
         )
-    progress = f"it is {status['state']}, step {status['step']} of {status['max_steps']}"
+    step = status["step"]
+    max_steps = status["max_steps"]
+    progress = f"it is {status['state']}, step {step} of {max_steps}"
     return Fault(
         where=str(run),
         found=f"{found}; {progress}",

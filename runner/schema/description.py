@@ -39,8 +39,8 @@ def read_comments(text: str) -> dict[str, str]:
 def _descriptions_of(definition: Definition) -> dict[str, str]:
     """The descriptions of the arguments of a function or a class, by their names.
 
-    Those of a class win over those of its bases; its comments, its docstring, that of its
-    constructor and the help of its fields win over each other in this order.
+    Those of a class win over those of its bases. Of its own they are those of its comments, its
+    docstring, that of its constructor, and the help of its fields, of which the last one counts.
     """
     node = definition.node
     if isinstance(node, Function):

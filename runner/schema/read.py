@@ -294,6 +294,7 @@ def _inherited_arguments(method: Definition) -> Arguments:
 
 
 def _is_dataclass(cls: Definition) -> bool:
+    """True for a class whose fields are the arguments of its constructor."""
     decorators = map(last_name, cls.node.decorator_list)
     base_names = map(last_name, cls.node.bases)
     return "dataclass" in decorators or "NamedTuple" in base_names or _is_transformed(cls)
@@ -392,6 +393,7 @@ def _types_asked_for(cls: Definition) -> Iterator[tuple[str, Type]]:
 
 
 def _lineage(definition: Definition) -> Iterator[str]:
+    """The name of a class, of its bases and of theirs, as far as their source is found."""
     if isinstance(definition.node, ast.ClassDef):
         yield definition.name.rpartition(".")[2]
         for base in bases(definition):

@@ -158,8 +158,8 @@ def _swept_first(options: Mapping[str, Sequence[SweptWord]]) -> list[str]:
 def _words_to_check(number_keys: NumberKeys) -> dict[str, set[str]]:
     """The words of each key that are checked in each combination: all where these are few.
 
-    Where they are many, it is CHECKED or a fiftieth of them, so that checks take little beside the
-    rest; the longest keys lose words first.
+    Where they are many, the keys with the most words lose some, until there are no more
+    combinations than CHECKED or a fiftieth of all, so that checks take little beside the rest.
     """
     most = max(CHECKED, _count_combinations(number_keys) // 50)
     chosen: dict[str, set[str]] = {}

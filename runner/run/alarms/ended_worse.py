@@ -30,6 +30,7 @@ class EndedWorse(Alarm):
     width: float = 0.0  # between the worst and the best reward of a completion
 
     def suspect(self, step: Step) -> str | None:
+        """Remember the first and the last values of each figure; no step alone is sick."""
         figures: dict[str, float | None] = {}
         if self.online:
             for name in EARNED:
@@ -77,6 +78,7 @@ class EndedWorse(Alarm):
         return changes
 
     def _first_far_worse(self, changes: Sequence[Change]) -> Change | None:
+        """The first figure that is far worse than at the begin; None where none is."""
         for change in changes:
             if change.is_far_worse(self.width):
                 return change

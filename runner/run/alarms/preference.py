@@ -60,12 +60,15 @@ class PreferencesInverted(Alarm):
         if not self.anchored:
             begin = fmean(margin for margin, _ in self.first)
         falls = [begin - margin for margin, _ in self.last]
-        if len(falls) < size or min(falls) <= 0 or fmean(falls) <= self.MIN_FALL:
+        if len(falls) < size or min(falls) <= 0:
+            return HEALTHY
+        mean_fall = fmean(falls)
+        if mean_fall <= self.MIN_FALL:
             return HEALTHY
 
         if share_right is None:
             standard_error = stdev(falls) / math.sqrt(len(falls))
-            is_clear = fmean(falls) > self.ERRORS_OF_MARGINS * standard_error
+            is_clear = mean_fall > self.ERRORS_OF_MARGINS * standard_error
         else:
             is_clear = self._ranks_are_clearly_wrong(size)
         if not is_clear:
@@ -82,10 +85,12 @@ class PreferencesInverted(Alarm):
         if not self.anchored:
             before = _mean_share(self.first)
         variance = before * (1 - before)
-        if not self.anchored:
+        if not self.anchored:  # what was seen at first is uncertain too
             variance += now * (1 - now)
-        standard_error = math.sqrt(variance / (size * self.pairs))
-        return now <= self.MAX_RIGHT and before - now >= self.ERRORS_OF_RANKS * standard_error
+        judged_pairs = size * self.pairs
+        standard_error = math.sqrt(variance / judged_pairs)
+        is_beyond_chance = before - now >= self.ERRORS_OF_RANKS * standard_error
+        return now <= self.MAX_RIGHT and is_beyond_chance
 
     def fixes(self, step: Step) -> list[str]:
         lower = self.facts.lower_rate(step.rate)
@@ -101,6 +106,7 @@ class PreferencesInverted(Alarm):
 
 
 def _mean_share(rankings: list[Ranking]) -> float:
+    """The mean share of pairs that are ranked right."""
     return fmean(share_right or 0.0 for _, share_right in rankings)
 
 
@@ -128,10 +134,11 @@ class ChosenLost(Alarm):
         log_probability = step.noted.get(CHOSEN)
         if log_probability is None or not step.length:
             return UNKNOWN
-        now = log_probability / step.length
+        now = log_probability / step.length  # of a token, as answers differ in length
         if self.first is None:
             self.first = now
-        lost = (self.first - now) * step.length
+        lost_per_token = self.first - now
+        lost = lost_per_token * step.length
         if lost <= max(self.PER_ANSWER, self.PER_TOKEN * step.length):
             return HEALTHY
         return (

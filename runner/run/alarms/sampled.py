@@ -137,6 +137,7 @@ class NoSignal(Alarm):
     completions: int = 0  # up to the last step; a resume counts from 0 again
 
     def observe(self, step: Step) -> SickRun | None:
+        """The end of a run without a signal from its begin on, or for long after it had one."""
         fresh_completions = max(0, _count_completions(step) - self.completions)
         self.completions = _count_completions(step)
         if not self.over:
@@ -193,6 +194,7 @@ class NoSignal(Alarm):
         return [*self.facts.sample_apart(), self.fix]
 
     def _symptom(self, step: Step) -> str:
+        """The sickness in the terms of what the trainer samples: groups, pairs or single ones."""
         if GROUPS_ALIKE in step.noted:
             return f"all completions of each prompt earned the same in all {step.number} steps"
         if _margins_of(step):
