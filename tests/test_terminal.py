@@ -240,6 +240,16 @@ def test_no_next_step_is_offered_for_a_model_that_ended_worse(tmp_path, monkeypa
     ]
 
 
+@pytest.mark.parametrize("trainer", ["grpo", "rloo", "ppo", "online_dpo"])
+def test_an_online_trainer_is_followed_by_a_look_at_its_answers(tmp_path, monkeypatch, trainer):
+    monkeypatch.chdir(tmp_path)
+    run = finished(f"trainer={trainer}", "dataset=toy_sort", "reward=sorted_digits")
+    for cause in (None, "the model ended worse than it began: eval_reward 0.8 -> -0.5"):
+        run.run.set_status("finished", cause=cause)
+        command = shlex.split(next_command(read_run(run.folder)))
+        assert command[3:] == ["predict", str(run), "set=train"]
+
+
 def test_a_reader_who_has_seen_enough_ends_no_run():
     reader, writer = os.pipe()
     os.close(reader)
