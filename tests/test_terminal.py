@@ -139,6 +139,20 @@ def finished(*words):
 
 
 PAIRS = ("dataset=local", "dataset.path=runner://dataset/toy_sort")
+ANSWERS = """
+class Answers:
+    def rows(self, count, seed, held_out):
+        prompt = [{"role": "user", "content": "1 + 0"}]
+        return [{"prompt": prompt, "reference": "1"}] * count
+
+    def make(self):
+        return self
+"""
+MINE = (
+    "environment=own",
+    "environment._target_=answers_of_test.Answers",
+    "allow=[answers_of_test]",
+)
 MODEL = "model.path=MODEL"
 
 
@@ -196,6 +210,10 @@ MODEL = "model.path=MODEL"
             ["trainer=grpo", "model=tiny", "dataset=toy_sort", "dataset.limit.train=100", MODEL],
         ),
         (
+            ["trainer=sft", *MINE, "dataset.form=prompt_completion", "seed=1"],
+            ["trainer=grpo", *MINE, "dataset.limit.train=100", MODEL],
+        ),
+        (
             ["trainer=sft", "model=new", "model.num_hidden_layers=1"],
             ["predict", "RUN", "set=train"],
         ),
@@ -218,6 +236,8 @@ def test_the_command_that_follows_keeps_what_was_chosen_and_works(
     tmp_path, monkeypatch, capsys, words, then
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "answers_of_test.py").write_text(ANSWERS)
     run = finished(*words)
     command = next_command(run)
     expected = [word.replace("MODEL", f"{run}/model").replace("RUN", str(run)) for word in then]
