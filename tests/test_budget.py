@@ -11,6 +11,8 @@ from runner.generate.budget import evaluation_budget
 from runner.launch.compose.stages import compose_runs
 from runner.training.callback import progress
 
+GCD = ("environment=reasoning_gym", "environment.tasks=[gcd]")
+
 
 def said(capsys, *words: str) -> list[str]:
     assert main([*words, "--dry-run"]) == 0
@@ -59,6 +61,7 @@ def test_metrics_of_known_answers_have_no_bound(capsys, monkeypatch, tmp_path):
         (["trainer=ppo", "dataset=mixture"], 128, 2),
         (["trainer=sft", "trainer.args.eval_strategy=steps", "trainer.args.eval_steps=20"], 200, 6),
         (["trainer=sft", "metric.exact.limit=10"], 10, 2),
+        (["trainer=grpo", *GCD, "environment.held_out=4"], 32, 2),
     ],
 )
 def test_the_budget_counts_prompts_of_all_evaluations(words, answers, evaluations):

@@ -36,6 +36,20 @@ def test_any_field_can_be_set_without_a_plus():
     assert composed.typed == {"trainer", "trainer.args.max_steps", "trainer.args.beta"}
 
 
+def test_a_list_takes_the_place_of_a_mapping_and_a_mapping_that_of_a_list(tmp_path):
+    file = tmp_path / "gcd.yaml"
+    file.write_text("defaults: [override /environment: reasoning_gym]\nenvironment: {tasks: [gcd]}")
+
+    def tasks(*words):
+        return compose(words).cfg["environment"]["tasks"]
+
+    assert tasks("experiment=reasoning_gym_grpo", "environment.tasks=[gcd]") == ["gcd"]
+    assert tasks(f"experiment={file}", "environment.tasks={gcd: {}}") == {"gcd": {}}
+    with pytest.raises(ConfigError, match=r"the list \[gcd\]") as error:
+        tasks(f"experiment={file}", "environment.tasks.gcd.max_value=9")
+    assert error.value.faults[0].fix == "environment.tasks={gcd:{max_value:9}}"
+
+
 @pytest.mark.slow
 def test_the_default_name_says_trainer_model_and_dataset():
     assert compose(["trainer=dpo", "dataset=toy_reviews"]).cfg["name"] == "dpo-tiny-toy_reviews"

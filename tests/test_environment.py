@@ -81,6 +81,10 @@ def mine(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+# Contents of turns that no tokenizer takes, or none in good time.
+SAID = {"nothing": None, "half a letter": "\ud83e", "a book": "a" * 1_000_001}
+
+
 class Talk:
     """An environment that says a letter after each turn, until it has said enough."""
 
@@ -101,6 +105,8 @@ class Talk:
                 pass
         if self.fails == "exits" and self.is_odd:
             raise SystemExit(3)
+        if self.is_odd and self.fails in SAID:
+            return [{"role": "user", "content": SAID[self.fails]}]
         if self.fails == "all":
             raise ValueError("no board")
         if len(self.heard) > self.replies:
@@ -180,7 +186,7 @@ def test_coroutines_play_the_same_episodes_and_turns_have_a_limit():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fails", ["raises", "hangs", "exits", "nan"])
+@pytest.mark.parametrize("fails", ["raises", "hangs", "exits", "nan", *SAID])
 def test_an_environment_that_fails_is_told_with_name_row_and_turn_or_skipped(fails, caplog):
     seconds = 0.3 if fails == "hangs" else 60.0
     with pytest.raises((DataError, SickRun)) as error:
@@ -189,6 +195,8 @@ def test_an_environment_that_fails_is_told_with_name_row_and_turn_or_skipped(fai
     method = "get_reward" if fails == "nan" else "respond"
     assert f"turn {1 if fails != 'nan' else fault.found[5]} of row 10: " in fault.found
     assert f"Talk.{method}" in f"{fault.where} {fault.found}"
+    assert ("environment.timeout=0.6" in fault.fix) == (fails == "hangs")
+    assert fault.fix.endswith(", or environment.on_error=skip")
 
     episodes = play(talking(fails=fails, seconds=seconds, skips=True), NUMBERED)
     odd = [episode.environment.is_odd for episode in episodes]
@@ -202,8 +210,9 @@ def test_an_environment_that_fails_is_told_with_name_row_and_turn_or_skipped(fai
 
 @pytest.mark.slow
 def test_a_batch_in_which_every_episode_fails_ends_a_run_that_skips():
-    with pytest.raises(DataError, match="no board"):
+    with pytest.raises(DataError, match="no board") as error:
         play(talking(fails="all", skips=True), NUMBERED)
+    assert "on_error=skip" not in str(error.value)  # as it is
 
 
 class Twice(Talk):
@@ -294,6 +303,20 @@ REFUSED = {
         "environment.tasks.chain_sum.max_terms=2",
     ),
     "a setting of the rows": ((*GYM, "environment.tasks={gcd:{seed:2}}"), "environment.seed=2"),
+    "a task like none": ((*GYM, "environment.tasks=[zzzz]"), "'environment.tasks=[chain_sum]'"),
+    "a task twice": ((*GYM, "environment.tasks=[gcd,chain_sum,gcd]"), "[gcd,chain_sum]"),
+    "a setting of another type": (
+        (*GYM, "environment.tasks={chain_sum:{max_terms:many}}"),
+        "leave environment.tasks.chain_sum.max_terms out",
+    ),
+    "a share below 0": (
+        (*GYM, "environment.tasks={chain_sum:{weight:-1},gcd:{}}"),
+        "environment.tasks.chain_sum.weight=1",
+    ),
+    "no share at all": (
+        (*GYM, "environment.tasks={chain_sum:{weight:0}}"),
+        "a task that has rows",
+    ),
     "a misspelt key": ((*GYM, "environment.tasks=[gcd]", "environment.sise=2"), "size=2"),
     "a dataset, too": (
         (*GYM, "environment.tasks=[gcd]", "dataset=toy_sort"),

@@ -158,6 +158,12 @@ def test_an_episode_is_played_and_its_rewards_are_summed(load):
     assert episodes[0].get_reward() == 0.0
 
 
+def test_no_episode_waits_for_the_package(load, monkeypatch):
+    monkeypatch.delitem(sys.modules, "openenv.core")
+    load().make()
+    assert "openenv.core" in sys.modules
+
+
 def test_the_last_reward_alone_and_arguments_of_reset(load):
     source = load(reward="last", resets=[{}, {"hint": " below 10"}])
     rows = source.rows(2, 0, held_out=False)

@@ -2,13 +2,15 @@
 
 import asyncio
 import os
+import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from runner.errors import ConfigError, DataError
+from runner.errors import ConfigError, DataError, EnvironmentFault
 from runner.generate.episode import settle
 from runner.generate.tool_guard import guard_environment
 
@@ -187,6 +189,32 @@ def test_an_environment_that_fails_says_why(load, said, words):
     assert not source.running
 
 
+def test_an_episode_does_not_wait_for_servers_and_one_that_ends_in_mid_request_is_no_error(
+    load, caplog
+):
+    source = load("sorted_tasks")
+    source.make()
+    assert source.is_up
+    url = urlsplit(settle([source.serving()])[0].client.base_url)
+    source.answers["x"] = None
+    with socket.create_connection((url.hostname, url.port)) as connection:
+        words = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: x\r\nX-Session-ID: x\r\n"
+        connection.sendall(f"{words}Content-Length: 9\r\n\r\n{{".encode())
+    settle([asyncio.sleep(0.05)])
+    assert "Error handling request" not in caplog.text
+
+
+def test_servers_that_do_not_start_are_told(load, monkeypatch):
+    source = load("sorted_tasks")
+
+    async def fail():
+        raise OSError("no port is free")
+
+    monkeypatch.setattr(source, "serving", fail)
+    with pytest.raises(EnvironmentFault, match="sorted_tasks: OSError: no port is free"):
+        source.make()
+
+
 def test_an_environment_that_hangs_is_left_when_its_time_is_over(load):
     source = load("failing_tasks")
     (hanging, good), _ = begin(source, source.rows(2, 0, held_out=False))
@@ -202,6 +230,7 @@ def test_an_environment_that_lets_nothing_else_run_is_interrupted(load):
     source = load("failing_tasks")
     make = guard_environment(source.make, "environment", seconds=1.0)
     (row,) = source.rows(1, 0, held_out=False)
+    begin(source, [row])  # which imports what the next one needs
     episode = make()
     settle([episode.reset(**row)])
     with pytest.raises(DataError, match=r"TimeoutError|took longer|timed out"):

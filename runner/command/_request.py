@@ -26,7 +26,7 @@ from runner.command._inference import (
 )
 from runner.command._option import SplitWords, options_in, split_options, to_record
 from runner.config.menu import read_menu
-from runner.config.override import dotted_key, force, parse, typed_keys
+from runner.config.override import dotted_key, force, parse, set_values, typed_keys
 from runner.config.resolution import resolve
 from runner.errors import ConfigError, Fault, check_library
 from runner.launch.compose.references import draft
@@ -38,11 +38,11 @@ from runner.schema.text import Config
 from runner.validate.configuration import find_all_faults, find_forbidden
 from runner.validate.hub_names import settle_hub
 
+# The dataset of an environment that makes its rows.
+OF_ENVIRONMENT = "runner.generate.environment.rows.environment_rows"
 # The parts of a configuration that are used, and the keys of its top level.
 PARTS = ("model", "dataset", "environment", "quant", "metric", "reward")
 SETTINGS = ("allow", "output_root")
-# The dataset of an environment that makes its rows.
-OF_ENVIRONMENT = "runner.generate.environment.rows.environment_rows"
 
 
 def read_request(
@@ -227,9 +227,7 @@ def _lay_over(cfg: dict[str, Any], changes: list[str]) -> dict[str, Any]:
             )
     groups = dict.fromkeys(dotted_key(word).partition(".")[0] for word in changes)
     changed = OmegaConf.create({group: cfg[group] for group in groups if group in cfg})
-    for override in parse(force(changes, {})):
-        key = override.key_or_group
-        OmegaConf.update(changed, key, override.value(), merge=True, force_add=True)
+    set_values(changed, parse(force(changes, {})))
     everything = OmegaConf.create({"output_root": cfg["output_root"]} | dict(changed))
     resolved = resolve(everything, changes).cfg
     return cfg | {key: resolved[key] for key in changed}

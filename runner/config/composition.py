@@ -17,7 +17,7 @@ from runner.config.experiment_file import read_experiment_file, stamp_files
 from runner.config.hydra_errors import as_config_errors, not_global
 from runner.config.limits import check_growth, read_yaml
 from runner.config.menu import Options, read_menu, read_options, takes_one
-from runner.config.override import dotted_key, force, is_experiment_file, parse
+from runner.config.override import dotted_key, force, is_experiment_file, parse, set_values
 from runner.config.resolution import Composed, resolve
 from runner.config.run_name import register_short_name
 from runner.config.user_folder import use_folders
@@ -171,9 +171,7 @@ def compose_unresolved(
         stamps = _read_stamps(folders, words)
         composed = _compose_choices(tuple(words), tuple(folders), stamps)
         cfg = copy.deepcopy(composed)
-        for override in values:
-            key = override.key_or_group
-            OmegaConf.update(cfg, key, override.value(), merge=True, force_add=True)
+        set_values(cfg, values)
     if cfg.get("experiment"):
         raise ConfigError(not_global(f"experiment/{cfg.hydra.runtime.choices.experiment}"))
     if folders:

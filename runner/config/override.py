@@ -18,11 +18,12 @@ from runner.io.secrets import form_of
 from runner.io.temporary import uncollected
 from runner.schema.did_you_mean import respellings, seen_letters
 from runner.schema.literal import to_text
-from runner.schema.text import as_typed, flatten, to_override
+from runner.schema.text import as_typed, flatten, select, to_override
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
 
 # Hydra's own settings that may be typed.
 OF_HYDRA = re.compile(
@@ -259,6 +260,45 @@ def _merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
             value = _merge(merged[key], value)
         merged[key] = value
     return merged
+
+
+def set_values(cfg: "DictConfig", overrides: "Sequence[Override]") -> None:
+    """Set the values of overrides in a configuration; ConfigError for a name below a list.
+
+    Mappings are merged. A list takes the place of a mapping, and a mapping that of a list.
+    """
+    from omegaconf import OmegaConf
+
+    for override in overrides:
+        key = override.key_or_group
+        value = override.value()
+        before = OmegaConf.to_container(cfg, resolve=False)
+        _check_above(key, value, before)
+        is_merged = isinstance(value, Mapping) and not isinstance(select(before, key), list)
+        OmegaConf.update(cfg, key, value, merge=is_merged, force_add=True)
+
+
+def _check_above(key: str, value: object, cfg: object) -> None:
+    """Raise ConfigError for a key with a name below a list, whose items have numbers."""
+    names = key.split(".")
+    for depth in range(1, len(names)):
+        above = ".".join(names[:depth])
+        items = select(cfg, above)
+        if not isinstance(items, list):
+            continue
+        if names[depth].isdecimal():
+            return
+        mapping = value
+        for name in reversed(names[depth:]):
+            mapping = {name: mapping}
+        raise ConfigError(
+            Fault(
+                where=key,
+                found=f"a key of {above}, which is the list {to_text(items)}",
+                expected="a list, or a mapping in its place",
+                fix=f"{above}={to_text(mapping)}",
+            )
+        )
 
 
 # --- What Hydra reads -----------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from runner.schema.text import Node
 from runner.schema.trainer_args import TrainerArgs
 from runner.schema.upstream import batch_size, config_fields, setting
 
+# The target of a dataset whose rows the environment makes.
+ENVIRONMENT_ROWS = "runner.generate.environment.rows.environment_rows"
 # Of each held-out set that a trainer answers: the mean reward is known to an eighth of its spread.
 PROMPTS = 64
 # Most tokens of an answer that a metric judges, where the trainer has no number of its own.
@@ -101,6 +103,9 @@ def evaluation_budget(experiment: Experiment, steps: int | None = None) -> Evalu
     sets = _count_held_out_sets(dataset.node)
     limit = dataset.limits.get("eval")
     most = limit or math.inf
+    environment = experiment.environment
+    if environment is not None and dataset.target == ENVIRONMENT_ROWS:
+        most = min(most, environment.held_out or 0)
     judged = min(most, _most_judged(experiment.metrics))
     prompts: float = 0
     if _answers_prompts(experiment.trainer):
@@ -119,7 +124,7 @@ def evaluation_budget(experiment: Experiment, steps: int | None = None) -> Evalu
         judged=int(judged),
         evaluations=FIRST_AND_LAST + _evaluations_between(args, steps or 0),
         texts=_texts_of_training(experiment, steps or 0),
-        is_open=limit is None,
+        is_open=limit is None and most > PROMPTS,
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from runner.errors import DataError, Fault, RunnerError
+from runner.errors import ConfigError, DataError, Fault, RunnerError
 from runner.io.files import JsonObject
 from runner.io.turns import Row, TurnDict
 from runner.reward.answer import quote_prompt
@@ -211,12 +211,20 @@ def _note_failure(episode: Episode, error: BaseException, maker: object) -> None
     number = episode.row.get(ROW)
     row = f"row {number}" if number is not None else quote_prompt([episode.prompt], 0)
     place = f"turn {episode.counts[0]} of {row}"
-    error.faults = [replace(fault, found=f"{place}: {fault.found}") for fault in error.faults]
-    if not (isinstance(maker, Environment) and maker.skips):
+    environment = maker if isinstance(maker, Environment) else None
+    skips = environment is not None and environment.skips
+    placed = []
+    for fault in error.faults:
+        fix = fault.fix
+        if environment is not None and not skips and not isinstance(error, ConfigError):
+            fix = f"{fix}, or environment.on_error=skip"
+        placed.append(replace(fault, found=f"{place}: {fault.found}", fix=fix))
+    error.faults = placed
+    if environment is None or not environment.skips:
         raise error
     episode.has_failed = True
-    maker.failures.append(error.faults[0])
-    count = len(maker.failures)
+    environment.failures.append(error.faults[0])
+    count = len(environment.failures)
     if str(count).strip("0") == "1":
         log.warning(
             "failed episode %d of the environment, skipped: %s", count, error.faults[0].found

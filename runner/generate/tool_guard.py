@@ -11,10 +11,10 @@ import functools
 import hashlib
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from transformers.utils import get_json_schema
@@ -23,7 +23,7 @@ from runner.config.experiment import TrainerPart
 from runner.errors import ConfigError, DataError, Fault, RunnerError, describe
 from runner.generate.call_log import CallLog
 from runner.generate.episode import NO_TOOLS, RESET, RESPOND, REWARD, Tool, methods_of
-from runner.io.turns import text_of
+from runner.io.turns import TurnDict, text_of
 from runner.reward.answer import check_answer
 from runner.reward.isolation import undisturbed
 from runner.reward.time_limit import within
@@ -148,7 +148,9 @@ class Guard:
             if self.ends:
                 fix = f"mend {self.name}, or leave the row out"
                 if where == ENVIRONMENT:
-                    fix = f"mend {self.name}, or environment.on_error=skip"
+                    fix = f"mend {self.name}"
+                    if isinstance(error, TimeoutError) and not str(error):
+                        fix = f"environment.timeout={2 * self.seconds:g}"
                 raise DataError(
                     Fault(
                         where=where,
@@ -280,31 +282,55 @@ def check_text(name: str, answer: object) -> object:
 
 def check_observation(name: str, answer: object) -> object:
     """The answer of ``reset``: a text, turns that take the place of the prompt, or None."""
-    if answer is None or _are_turns(answer):
-        return answer
+    if answer is None:
+        return None
+    if _are_turns(answer):
+        return _check_turns(name, answer)
     return check_text(name, answer)
 
 
 def check_response(name: str, answer: object) -> object:
     """The answer of ``respond``: the turns that come next, or None."""
-    if answer is None or answer == [] or _are_turns(answer):
+    if answer is None or answer == []:
         return answer
+    if _are_turns(answer):
+        return _check_turns(name, answer)
     raise TypeError(
         f"{name} returned {short_text(answer)}, not turns with a role and a content, or None"
     )
 
 
-def _are_turns(answer: object) -> bool:
+def _are_turns(answer: object) -> TypeGuard[Sequence[TurnDict]]:
     if not isinstance(answer, list | tuple) or not answer:
         return False
     return all(isinstance(turn, dict) and {"role", "content"} <= set(turn) for turn in answer)
+
+
+def _check_turns(name: str, turns: Sequence[TurnDict]) -> Sequence[TurnDict]:
+    """The turns, each with a content that a tokenizer takes."""
+    for turn in turns:
+        content = turn["content"]
+        if not isinstance(content, str | list):
+            raise TypeError(f"{name} returned a turn whose content is {content}, not a text")
+        check_text(name, content)
+    return turns
 
 
 def check_reward(name: str, answer: object) -> object:
     """The answer of ``get_reward``: a number, None, or one of these for each name."""
     if isinstance(answer, Mapping):
         return {key: check_reward(f"{name}.{key}", value) for key, value in answer.items()}
-    (reward,) = check_answer(name, [answer], [""])
+    try:
+        (reward,) = check_answer(name, [answer], [""])
+    except RunnerError as error:
+        fault = Fault(
+            where=name,
+            found=f"{type(answer).__name__} {short_text(answer)}",
+            expected="a finite number, or None where the reward does not apply",
+            fix=f"mend {name}",
+        )
+        error.faults = [fault]
+        raise
     return reward
 
 

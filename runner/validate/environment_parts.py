@@ -9,10 +9,10 @@ from runner.config.build import locate
 from runner.config.sampler_choice import has_several_turns
 from runner.dataset.form import fits
 from runner.errors import Fault
+from runner.generate.budget import ENVIRONMENT_ROWS
 from runner.schema.source import find_definition, has_method
 from runner.validate.context import ValidationContext, is_given
 
-ROWS = "runner.generate.environment.rows.environment_rows"
 OURS = "runner.generate.environment."
 # Arguments of a trainer in whose place the environment stands.
 PLACES = ("environment_factory", "rollout_func")
@@ -22,7 +22,7 @@ def find_episode_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each part that does not go together with the environment."""
     environment = context.mapping("environment")
     target = environment.get("_target_")
-    has_its_rows = context.mapping("dataset").get("_target_") == ROWS
+    has_its_rows = context.mapping("dataset").get("_target_") == ENVIRONMENT_ROWS
     if not isinstance(target, str):
         if has_its_rows:
             yield Fault(

@@ -88,6 +88,7 @@ class OpenEnv:
         self.tools: list[JsonObject] | None = None  # once a session has listed them
         self._server = contextlib.ExitStack()
         self._is_up = False
+        self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sessions: list[Any] = []  # all that are open
         self._free: list[Any] = []
@@ -169,15 +170,11 @@ class OpenEnv:
 
     async def begin(self, arguments: JsonObject) -> tuple[Any, Any]:
         """A session that has begun an episode, and its first result; tried several times."""
-        from openenv.core import GenericEnvClient
-
         for attempt in range(self.retries + 1):
             session = self._free.pop() if self._free else None
             try:
                 if session is None:
-                    session = GenericEnvClient(
-                        self.url, message_timeout_s=math.inf, mode="simulation"
-                    )
+                    session = self._client(self.url, message_timeout_s=math.inf, mode="simulation")
                     self._sessions.append(session)
                 result = await session.reset(**arguments)
                 if self.offers_tools and self.tools is None:
@@ -228,6 +225,10 @@ class OpenEnv:
                 self._start_server()
             elif not _answers(self.url):
                 raise EnvironmentFault(_nobody_answers(self.url))
+            # This takes seconds, which no episode is to pay for.
+            from openenv.core import GenericEnvClient
+
+            self._client = GenericEnvClient
             self._is_up = True
         if self._loop is None:
             self._loop = asyncio.new_event_loop()

@@ -1,21 +1,26 @@
 """Tasks of the package reasoning-gym, made from a seed and scored by the package itself."""
 
 import hashlib
+import math
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from runner.errors import ConfigError, Fault, describe
 from runner.io.files import JsonObject
 from runner.io.turns import TurnDict, text_of
 from runner.schema.did_you_mean import best_guess
 from runner.schema.literal import to_text
-from runner.schema.read import read_signature
+from runner.schema.read import Parameter, read_signature
 from runner.schema.text import short_text
+from runner.schema.type import shortened
+
+Tasks: TypeAlias = dict[str, str]  # their names, with the class of the settings of each
 
 # How a module of the package names its task, and registers it with the class of its settings.
 CONSTANT = re.compile(r'^(\w+) = "(\w+)"$', re.MULTILINE)
@@ -62,20 +67,15 @@ class ReasoningGym:
         configs = find_tasks()
         if not configs or not isinstance(tasks, list | Mapping):
             return
-        likeliest = {name: best_guess(str(name), configs, "<task>") for name in tasks}
-        corrected: Any = list(likeliest.values())
-        if isinstance(tasks, Mapping):
-            corrected = dict(zip(corrected, tasks.values(), strict=True))
-        for name in tasks or ["no task"]:
-            if name not in configs:
-                yield Fault(
-                    where="environment.tasks",
-                    found=f"reasoning-gym has no task {name!r}" if tasks else name,
-                    expected=likeliest.get(name, f"some of its {len(configs)} tasks"),
-                    fix=f"={to_text(corrected or [DEFAULT_TASK])}",
-                )
-            elif isinstance(tasks, Mapping) and isinstance(tasks[name], Mapping):
-                yield from _find_setting_faults(name, tasks[name], configs[name])
+        if not all(isinstance(name, str) for name in tasks):
+            return  # its type is refused
+        yield from _find_task_faults(tasks, configs)
+        if not isinstance(tasks, Mapping):
+            return
+        for name, task_settings in tasks.items():
+            if name in configs and isinstance(task_settings, Mapping):
+                yield from _find_setting_faults(name, task_settings, configs[name])
+        yield from _find_weight_faults(tasks)
 
     def rows(self, count: int, seed: int, held_out: bool) -> list[JsonObject]:
         """Questions of all tasks, mixed by their weights."""
@@ -149,6 +149,76 @@ class Question:
         return {self._task: score}
 
 
+def _find_task_faults(tasks: list[str] | Mapping[str, Any], configs: Tasks) -> Iterator[Fault]:
+    """A fault for each name that is no task of the package, or stands there twice."""
+    likeliest = {}
+    for name in tasks:
+        guess = best_guess(str(name), configs)
+        if guess:
+            likeliest[name] = guess
+    fix = f"={to_text(_correct(tasks, likeliest))}"
+    some = f"some of its {len(configs)} tasks: {shortened(list(configs))}"
+    if not tasks:
+        yield Fault(
+            where="environment.tasks",
+            found="no task",
+            expected=some,
+            fix=fix,
+        )
+    counts = Counter(list(tasks))
+    for name, count in counts.items():
+        if name not in configs:
+            yield Fault(
+                where="environment.tasks",
+                found=f"reasoning-gym has no task {name!r}",
+                expected=likeliest.get(name, some),
+                fix=fix,
+            )
+        elif count > 1 and isinstance(tasks, list):
+            yield Fault(
+                where="environment.tasks",
+                found=f"{name} {count} times",
+                expected="each task once, perhaps with a weight",
+                fix=fix,
+            )
+
+
+def _correct(tasks: list[str] | Mapping[str, Any], likeliest: Tasks) -> list[str] | dict[str, Any]:
+    """The tasks by the names that were probably meant, or one that there is."""
+    if isinstance(tasks, list):
+        names = dict.fromkeys(likeliest.values())
+        return list(names) or [DEFAULT_TASK]
+    corrected = {}
+    for name, guess in likeliest.items():
+        corrected[guess] = tasks[name]
+    return corrected or {DEFAULT_TASK: {}}
+
+
+def _find_weight_faults(tasks: Mapping[str, Any]) -> Iterator[Fault]:
+    """A fault for each share of the rows that is none, or for shares that are all 0."""
+    weights = []
+    for name, settings in tasks.items():
+        weight = 1.0
+        if isinstance(settings, Mapping):
+            weight = settings.get(WEIGHT, weight)
+        weights.append(weight)
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not is_number or not 0 <= weight < math.inf:
+            yield Fault(
+                where=f"environment.tasks.{name}.{WEIGHT}",
+                found=to_text(weight),
+                expected="its share of the rows, a number that is not below 0",
+                fix="=1",
+            )
+    if weights and not any(weights):
+        yield Fault(
+            where=f"environment.tasks.{next(iter(tasks))}.{WEIGHT}",
+            found="0, as that of every other task",
+            expected="a task that has rows",
+            fix="=1",
+        )
+
+
 def _find_setting_faults(task: str, settings: Mapping[str, Any], config: str) -> Iterator[Fault]:
     """A fault for each setting that a task does not take, by the class of its settings."""
     signature = read_signature(config)
@@ -156,9 +226,17 @@ def _find_setting_faults(task: str, settings: Mapping[str, Any], config: str) ->
         return
     names = [WEIGHT, *(name for name in signature.parameters if name not in SET_BY_ROWS)]
     for key, value in settings.items():
-        if key in names:
-            continue
         where = f"environment.tasks.{task}"
+        if key in names:
+            parameter = signature.parameters.get(key)
+            if parameter and not _fits(value, parameter):
+                yield Fault(
+                    where=f"{where}.{key}",
+                    found=to_text(value),
+                    expected=str(parameter.type),
+                    fix=f"leave {where}.{key} out",
+                )
+            continue
         fix = f"{where}.{best_guess(str(key), names, '<setting>')}={value}"
         if key in SET_BY_ROWS:
             fix = f"environment.{key}={value}"
@@ -170,7 +248,14 @@ def _find_setting_faults(task: str, settings: Mapping[str, Any], config: str) ->
         )
 
 
-def find_tasks() -> dict[str, str]:
+def _fits(value: object, parameter: Parameter) -> bool:
+    """True for a value as the annotation says, or as the default is, which some contradict."""
+    if isinstance(parameter.default, tuple) and isinstance(value, list):
+        return True
+    return parameter.type.accepts(value) or type(value) is type(parameter.default)
+
+
+def find_tasks() -> Tasks:
     """The class of the settings of each task, as the package's sources register them.
 
     To import the package takes seconds. Empty where it is not installed.

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from runner.errors import ConfigError, DataError, Fault, describe
+from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, describe
 from runner.generate.environment.verifiers_harness import register_harness
 from runner.generate.episode import LOOP
 from runner.io.files import JsonObject
@@ -30,6 +30,7 @@ HOST = "127.0.0.1"
 NO_KEY = "RUNNER_NO_API_KEY"  # the variable of a key that nobody sets
 MAX_LETTERS = 500  # of an error of the package
 HELD_OUT = 10  # every tenth task is held out
+SECONDS_TO_START = 120.0  # for the servers of an environment
 CUT_OFF = "cut_off"  # why an episode has stopped whose model has no turn left
 TRACE_ID = "X-Session-ID"  # the header in which verifiers says whose request it is
 
@@ -51,6 +52,7 @@ class Verifiers:
         """
         import verifiers.v1 as vf
 
+        self.name = id
         package = id.rpartition("/")[2].partition(".")[0]
         self.packages = ("verifiers", package)  # whose versions are noted
         self.environment, self.role = _load(id, config or {}, role)
@@ -98,6 +100,9 @@ class Verifiers:
         return rows
 
     def make(self) -> "VerifiersEpisode":
+        """An episode, once the servers are up: their start takes no time of its own."""
+        if not self.is_up:
+            self._start()
         return VerifiersEpisode(self)
 
     def task(self, index: int) -> Any:
@@ -123,6 +128,29 @@ class Verifiers:
             self._server = None
 
     # --- Its requests
+
+    @property
+    def is_up(self) -> bool:
+        """True where its servers have been started."""
+        return self._server is not None
+
+    def _start(self) -> None:
+        """Start the servers of the environment; raises EnvironmentFault if one does not come up."""
+        try:
+            LOOP.run(asyncio.wait_for(self.serving(), SECONDS_TO_START))
+        except Exception as error:  # of the environment's own
+            self.close()
+            reason = describe(error)
+            if isinstance(error, TimeoutError):
+                reason = f"not up after {SECONDS_TO_START:g} s"
+            raise EnvironmentFault(
+                Fault(
+                    where="environment.id",
+                    found=f"the servers of {self.name}: {reason[:MAX_LETTERS]}",
+                    expected="tools that start",
+                    fix="mend its toolsets, or another environment",
+                )
+            ) from error
 
     async def serving(self) -> Any:
         """The context of requests for the model, once the servers of the environment are up."""
@@ -166,7 +194,10 @@ class Verifiers:
         ask = self.answers.get(request.headers.get(TRACE_ID, ""))
         message = None
         if ask is not None:
-            message = await ask(await request.json())
+            try:
+                message = await ask(await request.json())
+            except ConnectionError:  # its episode has ended in mid-request
+                message = None
         if message is None:
             return web.json_response({"error": {"message": "the episode is over"}}, status=400)
         reason = "tool_calls" if message.get("tool_calls") else "stop"
