@@ -213,6 +213,7 @@ MODEL = "model.path=MODEL"
             ["trainer=sft", *MINE, "dataset.form=prompt_completion", "seed=1"],
             ["trainer=grpo", *MINE, "dataset.limit.train=100", MODEL],
         ),
+        (["trainer=grpo", *MINE], ["predict", "RUN", "set=train", MINE[-1]]),
         (
             ["trainer=sft", "model=new", "model.num_hidden_layers=1"],
             ["predict", "RUN", "set=train"],

@@ -149,8 +149,8 @@ def _rows_words(run: RunRecord, typed: Mapping[str, str]) -> list[str]:
     data = run.manifest.get("data") or {}
     if not data.get("eval"):
         words.append("set=train")
-    # The code of a tuner reads what it wrote.
-    if "allow" in typed and _has_own_tuner(run):
+    # The code of a tuner reads what it wrote, and that of an environment makes the rows.
+    if "allow" in typed and (_has_own_tuner(run) or _has_environment(run)):
         words.append(typed["allow"])
     return words
 
