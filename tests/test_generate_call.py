@@ -368,6 +368,8 @@ def test_only_runs_that_the_runner_samples_for_have_another_key_than_before():
     penalised = cfg_of("trainer.args.repetition_penalty=1.1")
     assert penalised["trainer"]["sampler"] == "transformers"
     assert key_of(penalised) == key_of(former(penalised))
+    seeing = cfg_of("model=new_vision", "dataset=toy_picture", "reward=length")
+    assert seeing["trainer"]["sampler"] == "transformers"
     for words in (["trainer=sft"], ["trainer=ppo", "reward=length"]):
         assert "sampler" not in compose(words).cfg["trainer"]
 
@@ -406,6 +408,14 @@ def test_only_runs_that_the_runner_samples_for_have_another_key_than_before():
         (
             ["trainer=rloo", "trainer.sampler=runner", "trainer.args.cache_implementation=static"],
             "cache_implementation is static",
+            "trainer.sampler=transformers",
+        ),
+        (
+            [
+                *["trainer=grpo", "trainer.sampler=runner", "model=new_vision"],
+                *["dataset=toy_picture", "reward=length", "metric=none"],
+            ],
+            "model.vision_config is",
             "trainer.sampler=transformers",
         ),
         (

@@ -139,6 +139,20 @@ def finished(*words):
 
 
 PAIRS = ("dataset=local", "dataset.path=runner://dataset/toy_sort")
+ANSWERS = """
+class Answers:
+    def rows(self, count, seed, held_out):
+        prompt = [{"role": "user", "content": "1 + 0"}]
+        return [{"prompt": prompt, "reference": "1"}] * count
+
+    def make(self):
+        return self
+"""
+MINE = (
+    "environment=own",
+    "environment._target_=answers_of_test.Answers",
+    "allow=[answers_of_test]",
+)
 MODEL = "model.path=MODEL"
 
 
@@ -196,6 +210,11 @@ MODEL = "model.path=MODEL"
             ["trainer=grpo", "model=tiny", "dataset=toy_sort", "dataset.limit.train=100", MODEL],
         ),
         (
+            ["trainer=sft", *MINE, "dataset.form=prompt_completion", "seed=1"],
+            ["trainer=grpo", *MINE, "dataset.limit.train=100", MODEL],
+        ),
+        (["trainer=grpo", *MINE], ["predict", "RUN", "set=train", MINE[-1]]),
+        (
             ["trainer=sft", "model=new", "model.num_hidden_layers=1"],
             ["predict", "RUN", "set=train"],
         ),
@@ -218,6 +237,8 @@ def test_the_command_that_follows_keeps_what_was_chosen_and_works(
     tmp_path, monkeypatch, capsys, words, then
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "answers_of_test.py").write_text(ANSWERS)
     run = finished(*words)
     command = next_command(run)
     expected = [word.replace("MODEL", f"{run}/model").replace("RUN", str(run)) for word in then]
@@ -238,6 +259,16 @@ def test_no_next_step_is_offered_for_a_model_that_ended_worse(tmp_path, monkeypa
         str(run),
         "set=train",
     ]
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "rloo", "ppo", "online_dpo"])
+def test_an_online_trainer_is_followed_by_a_look_at_its_answers(tmp_path, monkeypatch, trainer):
+    monkeypatch.chdir(tmp_path)
+    run = finished(f"trainer={trainer}", "dataset=toy_sort", "reward=sorted_digits")
+    for cause in (None, "the model ended worse than it began: eval_reward 0.8 -> -0.5"):
+        run.run.set_status("finished", cause=cause)
+        command = shlex.split(next_command(read_run(run.folder)))
+        assert command[3:] == ["predict", str(run), "set=train"]
 
 
 def test_a_reader_who_has_seen_enough_ends_no_run():

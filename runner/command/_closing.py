@@ -18,7 +18,7 @@ from runner.report.samples import completions_by_step
 from runner.report.table import score_table
 from runner.run.history import SAMPLE_FILES
 from runner.run.record import RunRecord
-from runner.training.follow_up import inherited_words, to_command
+from runner.training.follow_up import INHERITED, inherited_words, to_command
 
 SHOWN_SAMPLES = 3  # held-out prompts whose answers before and after are shown
 # Keys of the model that the next run does not take over, because its model is the trained one.
@@ -85,7 +85,12 @@ def next_command(run: RunRecord) -> str:
     if follower == "ppo":
         # Its policy is the model that this run began with.
         left_out = ""
-    words = inherited_words(run.manifest.get("choices") or {}, typed, left_out)
+    groups: tuple[str, ...] = INHERITED
+    if _has_environment(run):
+        # Its answers are learnt, and next it is played.
+        groups = (*INHERITED, "environment")
+        left_out += r"|dataset\.form"
+    words = inherited_words(run.manifest.get("choices") or {}, typed, left_out, groups)
     start = f"model.path={run}/model"
     if follower == "ppo":
         words += ["reward=model", f"reward.{start}"]
@@ -119,11 +124,18 @@ def _can_train_on(run: RunRecord, follower: str, typed: Mapping[str, str]) -> bo
     form = _form_of_rows(run)
     has_rewards = _brings_rewards(choices.get("dataset"))
     has_rewards = has_rewards or ("dataset" in typed and follower != "grpo")
+    # What an experiment set of its environment would have to be typed again.
+    has_rewards = has_rewards or ("environment" in typed and "experiment" not in typed)
     has_prompts = run.experiment.trainer.form != "prompt" and form and fits(form, "prompt")
     is_new = str(choices.get("model", "new")).startswith("new")
     if is_new or _has_own_tuner(run) or run.cause:
         return False
     return bool(has_rewards and has_prompts)
+
+
+def _has_environment(run: RunRecord) -> bool:
+    choices = run.manifest.get("choices") or {}
+    return bool(choices.get("environment", "none") != "none")
 
 
 def _has_own_tuner(run: RunRecord) -> bool:
@@ -143,8 +155,8 @@ def _rows_words(run: RunRecord, typed: Mapping[str, str]) -> list[str]:
     data = run.manifest.get("data") or {}
     if not data.get("eval"):
         words.append("set=train")
-    # The code of a tuner reads what it wrote.
-    if "allow" in typed and _has_own_tuner(run):
+    # The code of a tuner reads what it wrote, and that of an environment makes the rows.
+    if "allow" in typed and (_has_own_tuner(run) or _has_environment(run)):
         words.append(typed["allow"])
     return words
 

@@ -7,7 +7,7 @@
     follow            the rows of a dialect's table (row_functions: what no row can describe)
     device_strategy   over how many devices, and how -> words to type
     dataset_entries, reward_entries    datasets and rewards of any tool
-    readers           the rest, one reader a tool, in modules of their names
+    axolotl, verl...  the rest, one reader a tool, in modules of their names
     translate         all of it in order
     experiment_content    the name and the file of the experiment
 

@@ -360,3 +360,11 @@ def _cut_off(node: Node, size: float) -> _Cut | None:
     train = f"{name}[:{cut}{unit}]"
     held_out = f"{name}[{cut}{unit}:{end}{percent}]"
     return _Cut(train, held_out, remark)
+
+
+def read_paths(draft: Draft) -> None:
+    """Write the datasets of a dialect that has a table only: paths, or names on the hub."""
+    key = draft.table.sections["datasets"]["keys"][0]
+    paths = draft.take(key, to_words, [])
+    nodes = [{"path": path, "form": draft.form} for path in paths]
+    write_rows(draft, nodes)

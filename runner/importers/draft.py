@@ -17,7 +17,7 @@ from runner.config import dialect
 from runner.config.conversion import to_mapping
 from runner.config.dialect import Rule, Table, is_wanted, to_single_line
 from runner.config.menu import read_options
-from runner.errors import Fault
+from runner.errors import ConfigError, Fault
 from runner.importers.foreign_config import ForeignConfig, Keys
 from runner.io.secrets import LOGIN_KEY, SECRET_KEY, form_of
 from runner.schema.read import Signature, read_signature
@@ -179,6 +179,10 @@ class Draft:
             )
             self.faults.append(fault)
             return default
+
+    def refuse_faults(self) -> None:
+        """Raise ConfigError with every value that could not be taken, if there is one."""
+        ConfigError.refuse(self.faults)
 
     # --- Our side ---
 

@@ -1,4 +1,7 @@
-"""LLaMA-Factory: datasets are names in a list of theirs, ``dataset_info.json``, or of the hub."""
+"""LLaMA-Factory: datasets are names in a list of theirs, ``dataset_info.json``, or of the hub.
+
+In its new format v1 they stand in a file that lists them with their converters.
+"""
 
 import json
 from collections.abc import Sequence
@@ -10,12 +13,16 @@ from runner.config.limits import check_size
 from runner.errors import ConfigError, Fault
 from runner.importers.dataset_entries import hold_out, read_entry, write_rows
 from runner.importers.draft import FIX, MAPPED, Draft, Part
+from runner.importers.follow import follow
+from runner.importers.foreign_config import Keys, read_named
 from runner.schema.text import Node
 
 LIST = "dataset_info.json"
 IMAGE_PIXELS = 768 * 768  # the most that an image has by default
 # Keys by which the answers in the history of a demonstration are not trained, or more than those.
 HISTORY_KEYS = ("mask_history", "train_on_prompt")
+# An entry of the list that says no more than its name.
+BARE_ENTRY = {"path": "???", "converter": "none"}
 
 
 def read_llama_factory(draft: Draft) -> None:
@@ -110,3 +117,31 @@ def _train_history(draft: Draft) -> None:
     draft.choices["weight"] = "answers"
     why = "the answers in the history are trained"
     draft.note(MAPPED, "dataset", "trainer.form: messages, weight=answers", why)
+
+
+# --- Format v1 ------------------------------------------------------------------------------------
+
+
+def read_llama_factory_v1(draft: Draft) -> None:
+    """Write the datasets and the method: that of the command, or else the one for such rows."""
+    name = draft.take("train_dataset", to_plain_text, "???")
+    entries: Keys = {"train_dataset": {"path": name}}
+    if name.endswith((".yaml", ".yml")):
+        listed_entries = read_named(draft.reading.path, name)
+        entries = {name: {"path": "???"}} if listed_entries is None else listed_entries
+    rows = {}
+    for entry_name, entry in entries.items():
+        rows[entry_name] = draft.convert(entry_name, entry, to_mapping, {})
+
+    has_pairs = all(entry.get("converter") == "pair" for entry in rows.values())
+    method = draft.reading.command
+    if method in ("", "train"):
+        method = "dpo" if has_pairs else "sft"
+    draft.keys.setdefault("stage", method)
+    draft.implied.add("stage")
+    follow(draft, "stage")
+
+    nodes = []
+    for entry_name, entry in rows.items():
+        nodes.append(read_entry(draft, entry_name, BARE_ENTRY | entry))
+    write_rows(draft, nodes)

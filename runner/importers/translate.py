@@ -4,17 +4,39 @@ The reader of each tool does what no table can say: datasets, rewards, and the l
 from several keys.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from runner.config.dialect import read_table
-from runner.errors import ConfigError
+from runner.config.dialect import find_lineage, read_table
+from runner.importers.axolotl import read_axolotl
+from runner.importers.dataset_entries import read_paths
 from runner.importers.device_strategy import read_strategy
 from runner.importers.draft import SAME, Draft
 from runner.importers.follow import follow, follow_rest
 from runner.importers.foreign_config import ForeignConfig
-from runner.importers.readers import find_reader
+from runner.importers.llama_factory import read_llama_factory, read_llama_factory_v1
+from runner.importers.open_instruct import read_open_instruct
+from runner.importers.openrlhf import read_openrlhf
+from runner.importers.swift import read_swift
+from runner.importers.torchtune import read_torchtune
+from runner.importers.trl import read_trl
+from runner.importers.verl import read_verl
+from runner.importers.verl_sft import read_verl_sft
 
 VALUE_NONE = ("scale_rewards", "report_to")  # keys of which none is a value
+# Those of the dialects that have one; a table below another one shares its reader.
+READERS: Mapping[str, Callable[[Draft], None]] = {
+    "axolotl": read_axolotl,
+    "llama_factory": read_llama_factory,
+    "llama_factory_v1": read_llama_factory_v1,
+    "open_instruct": read_open_instruct,
+    "openrlhf": read_openrlhf,
+    "swift": read_swift,
+    "torchtune": read_torchtune,
+    "trl": read_trl,
+    "verl": read_verl,
+    "verl_sft": read_verl_sft,
+}
 
 
 def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> Draft:
@@ -37,8 +59,7 @@ def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> 
             draft.imply(default.give)
     follow(draft, *table.sections["first"])
     read_strategy(draft)
-    read = find_reader(reading.dialect)
-    read(draft)
+    _read_rest(draft)
     for key in reading.unknown:
         draft.ask_for_code(key)
     follow_rest(draft)
@@ -51,5 +72,14 @@ def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> 
     for key, remark in reading.remarks.items():
         draft.keys[key] = remark.value
         draft.no_equivalent(key, remark.why)
-    ConfigError.refuse(draft.faults)
+    draft.refuse_faults()
     return draft
+
+
+def _read_rest(draft: Draft) -> None:
+    """Have the reader of the dialect, or of the one below it, say what no row of a table can."""
+    for name in find_lineage(draft.reading.dialect):
+        if name in READERS:
+            READERS[name](draft)
+            return
+    read_paths(draft)

@@ -28,6 +28,7 @@ def find_facts(
         max_grad_norm=args.max_grad_norm or 0.0,
         has_kl_coef=run.experiment.kl_coef is not None,
         steps_within=hasattr(args, "num_ppo_epochs"),
+        has_environment=run.experiment.environment is not None,
         greedy=sampling_advice(args) if online else "",
         reward_weights=tuple(getattr(args, "reward_weights", None) or ()),
         changed=tuple(_suspect_parts(run.experiment)),

@@ -1,5 +1,6 @@
 """The rows that an environment makes, as a dataset: those of the training, and those held out."""
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import Literal
@@ -51,8 +52,14 @@ def environment_rows(
         shared = sum(str(prompt) in prompts for prompt in held_out["prompt"])
         if shared:
             many = f"{shared} of {len(held_out)}"
-            log.warning("environment: %s held-out prompts are also trained on", many)
+            _warn_once(f"environment: {many} held-out prompts are also trained on")
     return train, held_out
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    """Log a warning; rows are made anew by each part that asks for them."""
+    log.warning(text)
 
 
 def _to_examples(environment: EnvironmentPart, rows: Dataset, to: str) -> Dataset:

@@ -23,6 +23,7 @@ class Facts:
     is_half: bool = False  # weights of 16 bits, in which small steps are rounded away
     # A step has taken several updates by the time that its loss is known, as PPO's has.
     steps_within: bool = False
+    has_environment: bool = False
     greedy: str = ""  # what to type where all completions of a prompt are sampled alike
     reward_weights: tuple[float, ...] = ()
     # what to type about parts that can make a loss infinite before anything is learnt
@@ -43,6 +44,13 @@ class Facts:
     def higher_rate(self, rate: float | None) -> str:
         """The advice to raise the rate, with how low it is."""
         return f"a higher learning_rate= ({self._compare_rate(rate)})"
+
+    @property
+    def easier(self) -> str:
+        """The advice where all completions earn the same."""
+        if self.has_environment:
+            return "easier tasks of the environment"
+        return "another reward=, or easier prompts"
 
     def suspects(self) -> list[str]:
         """The parts that may make a loss or a gradient infinite before any update."""

@@ -71,11 +71,6 @@ class ConstantReward(Alarm):
 
     name = "constant_reward"
     expected = "rewards that tell completions apart"
-    fix = (
-        "another reward=, or easier prompts; if it is the best reward, "
-        "there is nothing left to learn"
-    )
-
     patience: int = 5
 
     def suspect(self, step: Step) -> str | None:
@@ -97,7 +92,8 @@ class ConstantReward(Alarm):
         return f"{', '.join(earned)} to each of {count} completions"
 
     def fixes(self, step: Step) -> list[str]:
-        return [*self.facts.sample_apart(), self.fix]
+        fix = f"{self.facts.easier}; if it is the best reward, there is nothing left to learn"
+        return [*self.facts.sample_apart(), fix]
 
 
 def _tells_apart(low: float, high: float) -> bool:
@@ -125,7 +121,6 @@ class NoSignal(Alarm):
 
     name = "no_signal"
     expected = "completions of a prompt that earn different rewards"
-    fix = "another reward=, easier prompts, or more completions of each"
 
     MIN_STEPS = 3
     STEPS_LATER = 20
@@ -191,7 +186,8 @@ class NoSignal(Alarm):
         return SickRun(fault)
 
     def fixes(self, step: Step) -> list[str]:
-        return [*self.facts.sample_apart(), self.fix]
+        fix = f"{self.facts.easier}, or more completions of each"
+        return [*self.facts.sample_apart(), fix]
 
     def _symptom(self, step: Step) -> str:
         """The sickness in the terms of what the trainer samples: groups, pairs or single ones."""
