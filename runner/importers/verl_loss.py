@@ -36,6 +36,7 @@ CLIP = "actor_rollout_ref.actor.clip_ratio"
 CLIP_LOW = "actor_rollout_ref.actor.clip_ratio_low"
 CLIP_HIGH = "actor_rollout_ref.actor.clip_ratio_high"
 DUAL_CLIP = "actor_rollout_ref.actor.clip_ratio_c"
+ENTROPY = "actor_rollout_ref.actor.entropy_coeff"
 DEFAULT_CLIP = 0.2
 DEFAULT_KL_WEIGHT = 0.001
 DEFAULT_CRITIC_RATE = 1e-5
@@ -398,6 +399,8 @@ def write_pieces(draft: Draft, loss: PolicyLoss) -> None:
             why,
             nearest,
         )
+    if draft.keys.get(ENTROPY):
+        draft.no_equivalent(ENTROPY, "loss=policy_gradient has no bonus for entropy")
     draft.choices["loss"] = "policy_gradient"
     draft.values["loss"] = pieces
 
