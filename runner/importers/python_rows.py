@@ -1,6 +1,7 @@
 """The rows of a script: the calls that load, cut and change a dataset -> keys of a dataset.
 
 What a function of the user's own makes of the rows is a remark: it is code, which nobody runs here.
+The exception is a function that has the chat template write the turns, which is done here as well.
 """
 
 from ast import (
