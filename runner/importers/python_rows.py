@@ -43,6 +43,8 @@ TEMPLATE_CALL = "apply_chat_template"
 STEP = "dataset.map._target_=<function of a row>"
 
 
+# Each step of a dataset's way is one call, from the one that loads it to the one that the trainer
+# gets; steps that change no row, such as shuffling, are passed over without a remark.
 @dataclass(frozen=True)
 class RowRemark:
     """Something that is done to the rows, and what to do about it."""

@@ -1,7 +1,8 @@
 """A Python script or a notebook that trains -> the keys that it gives TRL, peft and Unsloth.
 
-It begins at the first call of a trainer, and goes back from there: to the object with the arguments,
-to the calls that have loaded and adapted the model, to those that have loaded and changed the rows.
+It begins at the first call of a trainer, and goes back from there: to the object with the
+arguments, to the calls that have loaded and adapted the model, and to those that have loaded and
+changed the rows.
 What stands elsewhere in a script, such as a model that is loaded again to try it, does not count.
 
 The sections ``classes`` and ``calls`` of the tables say which calls train, and what their arguments
