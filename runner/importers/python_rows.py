@@ -21,7 +21,8 @@ from runner.importers.python_values import (
     is_constant,
 )
 
-# What loads files, by the name that datasets gives their format.
+# What loads files, by the name that datasets gives their format. The files themselves are named by
+# data_files then, and are looked for from the working directory.
 FILE_FORMATS = ("json", "csv", "parquet", "text", "arrow", "pandas")
 # Functions that only rename what is read by name here as well.
 STANDARDISING = ("standardize_sharegpt", "standardize_data_formats", "standardize_dataset")

@@ -59,6 +59,7 @@ class CallTable:
     # The trainer of ours of each class that trains, and why other classes do not.
     classes: Mapping[str, str]
     idle: Mapping[str, str]
+    # By the name of a function, or of a class and its method.
     calls: Mapping[str, CallEntry]
     # Keys whose value is read as code.
     expressions: Collection[str]
@@ -172,6 +173,9 @@ def _no_training(path: Path, found: str) -> Fault:
     )
 
 
+# The calls lead to each other by their arguments: a trainer holds its model, which is the result of
+# get_peft_model, which holds the model that from_pretrained has loaded. So one walk along arguments
+# finds all that belongs to a training, in the order of what overrides what.
 @dataclass
 class _Collected:
     """The keys of a training, and remarks on what is no key, as calls are read."""
