@@ -1,4 +1,8 @@
-"""A Python script or a notebook -> its syntax tree. Nothing of it is run."""
+"""A Python script or a notebook -> its syntax tree. Nothing of it is run.
+
+The cells of a notebook are joined in the order of the file, whatever order they were run in. Lines
+for the shell, and cells in another language, are left out. Lines are numbered in the joined cells.
+"""
 
 import ast
 import json

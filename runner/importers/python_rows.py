@@ -1,6 +1,7 @@
 """The rows of a script: the calls that load, cut and change a dataset -> keys of a dataset.
 
 What a function of the user's own makes of the rows is a remark: it is code, which nobody runs here.
+The exception is a function that has the chat template write the turns, which is done here as well.
 """
 
 from ast import (
@@ -20,7 +21,8 @@ from runner.importers.python_values import (
     is_constant,
 )
 
-# What loads files, by the name that datasets gives their format.
+# What loads files, by the name that datasets gives their format. The files themselves are named by
+# data_files then, and are looked for from the working directory.
 FILE_FORMATS = ("json", "csv", "parquet", "text", "arrow", "pandas")
 # Functions that only rename what is read by name here as well.
 STANDARDISING = ("standardize_sharegpt", "standardize_data_formats", "standardize_dataset")
@@ -42,6 +44,8 @@ TEMPLATE_CALL = "apply_chat_template"
 STEP = "dataset.map._target_=<function of a row>"
 
 
+# Each step of a dataset's way is one call, from the one that loads it to the one that the trainer
+# gets; steps that change no row, such as shuffling, are passed over without a remark.
 @dataclass(frozen=True)
 class RowRemark:
     """Something that is done to the rows, and what to do about it."""

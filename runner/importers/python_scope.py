@@ -1,4 +1,7 @@
-"""The names that a script has set, and what had to be taken on trust about them."""
+"""The names that a script has set, and what had to be taken on trust about them.
+
+A condition or a loop is a doubt only where a call of the training depends on a name that it sets.
+"""
 
 from ast import AST, Name, walk
 from collections.abc import Iterator

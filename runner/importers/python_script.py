@@ -2,6 +2,10 @@
 
 Statements are followed as far as their text says what happens: names that are assigned, functions
 of the script itself where they are called, conditions whose value is a constant. Nothing is run.
+
+Left out on purpose: the bodies of classes but for their fields, handlers of errors, and every turn
+of a loop but the first. What depends on a condition that nobody knows is taken from the branch that
+sets it, with a remark; of two constants neither is taken.
 """
 
 from ast import (
@@ -81,6 +85,8 @@ from runner.importers.python_values import (
     shown,
 )
 
+# Limits of what is followed, so that no script makes its import long. A script that trains stays far
+# below them; what lies beyond is code, as if nobody had called it.
 MAX_DEPTH = 12  # of functions of the script that call each other
 MAX_FOLLOWED = 500  # calls of functions of the script
 MAX_CALLS = 20_000
@@ -486,6 +492,7 @@ class Reader:
         """The value that a function of the script returns when it is called like this."""
         node = function.node
         self.functions_followed += 1
+        # Functions may call each other without an end, or each of them many others.
         is_too_deep = len(self.returned) >= MAX_DEPTH or self.functions_followed > MAX_FOLLOWED
         if isinstance(node, Lambda) or is_too_deep:
             return call

@@ -1,5 +1,10 @@
 """A Python script or a notebook that trains -> the keys that it gives TRL, peft and Unsloth.
 
+It begins at the first call of a trainer, and goes back from there: to the object with the
+arguments, to the calls that have loaded and adapted the model, and to those that have loaded and
+changed the rows.
+What stands elsewhere in a script, such as a model that is loaded again to try it, does not count.
+
 The sections ``classes`` and ``calls`` of the tables say which calls train, and what their arguments
 are called as keys. An argument that is no constant is a remark with its line, and never a guess.
 """
@@ -54,6 +59,7 @@ class CallTable:
     # The trainer of ours of each class that trains, and why other classes do not.
     classes: Mapping[str, str]
     idle: Mapping[str, str]
+    # By the name of a function, or of a class and its method.
     calls: Mapping[str, CallEntry]
     # Keys whose value is read as code.
     expressions: Collection[str]
@@ -167,18 +173,24 @@ def _no_training(path: Path, found: str) -> Fault:
     )
 
 
+# The calls lead to each other by their arguments: a trainer holds its model, which is the result of
+# get_peft_model, which holds the model that from_pretrained has loaded. So one walk along arguments
+# finds all that belongs to a training, in the order of what overrides what.
 @dataclass
 class _Collected:
     """The keys of a training, and remarks on what is no key, as calls are read."""
 
     vocabulary: CallTable
+    # What is said first counts: the trainer's own arguments come before those of its config.
     keys: Keys = field(default_factory=dict)
+    # By a key, or by a call and its line where it is no key.
     remarks: dict[str, Remark] = field(default_factory=dict)
     # What is no key of theirs, but what rules ask for.
     facts: Keys = field(default_factory=dict)
     # Keys of arguments whose value is code.
     unknown: list[str] = field(default_factory=list)
     dialect: str = SCRIPT_DIALECT
+    # A model and its tokenizer may come from one call, which is read once.
     calls_read: list[CallValue] = field(default_factory=list)
 
     def add_training(self, training: CallValue) -> None:

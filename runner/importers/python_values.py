@@ -240,7 +240,9 @@ def join_path(arguments: tuple[Value, ...]) -> Value:
     return str(PurePosixPath(*map(str, arguments)))
 
 
-# Functions by their dotted names; each takes the arguments, all of them constants.
+# Functions by their dotted names; each takes the arguments, all of them constants. A variable of
+# the environment counts as not set: whoever imports a file need not be the one who ran it, and what
+# this machine has set says nothing about the script.
 KNOWN_FUNCTIONS: Mapping[str, Callable[[tuple[Value, ...]], Value]] = {
     "os.environ.get": default_of_environment,
     "os.getenv": default_of_environment,

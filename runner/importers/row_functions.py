@@ -243,7 +243,10 @@ def compare_reference(draft: Draft, key: str) -> None:
 
 
 def fill_groups(draft: Draft, key: str) -> None:
-    """Write the micro-batch, as large as a group where no whole groups make up a step."""
+    """Write the micro-batch, as large as a group where no whole groups make up a step.
+
+    Unsloth makes it so when it starts, on one device; TRL refuses such a batch.
+    """
     micro_batch = draft.take(key, to_whole_number, 1)
     steps = draft.read("gradient_accumulation_steps", to_whole_number, 1)
     group = draft.read("num_generations", to_whole_number, 8)
