@@ -85,8 +85,8 @@ from runner.importers.python_values import (
     shown,
 )
 
-# Limits of what is followed, so that no script makes its import long. A script that trains stays far
-# below them; what lies beyond is code, as if nobody had called it.
+# Limits of what is followed, so that no script makes its import long. A script that trains stays
+# far below them; what lies beyond is code, as if nobody had called it.
 MAX_DEPTH = 12  # of functions of the script that call each other
 MAX_FOLLOWED = 500  # calls of functions of the script
 MAX_CALLS = 20_000
