@@ -33,12 +33,7 @@ from runner.importers.verl_loss import (
     read_policy_loss_of_ppo,
 )
 from runner.importers.verl_rewards import read_filter_groups, read_rewards_of_verl
-from runner.importers.verl_run import (
-    BATCH,
-    read_schedule,
-    read_sharding,
-    read_steps,
-)
+from runner.importers.verl_run import BATCH, read_schedule, read_sharding, read_steps
 
 TRAIN_FILES = "data.train_files"
 VAL_FILES = "data.val_files"
@@ -114,12 +109,7 @@ def choose_trainer(draft: Draft) -> None:
     draft.choices["trainer"] = trainer
     if trainer == "ppo":
         why = "advantages by a critic" if estimator == "gae" else f"{estimator}; PPO has a critic"
-        draft.note(
-            MAPPED,
-            ESTIMATOR,
-            "trainer=ppo",
-            why,
-        )
+        draft.note(MAPPED, ESTIMATOR, "trainer=ppo", why)
 
 
 # --- The batch ------------------------------------------------------------------------------------
@@ -138,11 +128,7 @@ def read_prompt_batch(draft: Draft) -> PromptBatch:
     for key in unknown:
         why = f"{draft.keys[key]} is set by the shell, and not in this file"
         nearest = "batch=<prompts of an optimizer step x completions of each>"
-        draft.no_equivalent(
-            key,
-            why,
-            nearest,
-        )
+        draft.no_equivalent(key, why, nearest)
     # verl itself refuses a mini-batch that is larger than the batch, which is the default of many.
     prompts = sizes[BATCH]
     mini_prompts = min(prompts, sizes[MINI_BATCH])
@@ -156,11 +142,7 @@ def read_prompt_batch(draft: Draft) -> PromptBatch:
         write_batch_of_groups(draft, batch)
     if prompts % mini_prompts:
         why = f"the last {prompts % mini_prompts} of {prompts} prompts are a smaller step in theirs"
-        draft.replace_note(
-            MINI_BATCH,
-            why,
-            f"batch: {draft.values['batch']}, which is written",
-        )
+        draft.replace_note(MINI_BATCH, why, f"batch: {draft.values['batch']}, which is written")
     write_micro_batch(draft)
     return batch
 
@@ -175,17 +157,9 @@ def note_completions(draft: Draft, batch: PromptBatch) -> None:
         draft.put("trainer.args.num_generations", "${shell.n}")
         why = f"{draft.trainer} compares completions of a prompt, and one has no other"
         nearest = "trainer.args.num_generations=<2 or more>"
-        draft.no_equivalent(
-            COMPLETIONS,
-            why,
-            nearest,
-        )
+        draft.no_equivalent(COMPLETIONS, why, nearest)
         return
-    draft.write(
-        COMPLETIONS,
-        "trainer.args.num_generations",
-        number,
-    )
+    draft.write(COMPLETIONS, "trainer.args.num_generations", number)
 
 
 def write_batch_of_groups(draft: Draft, batch: PromptBatch) -> None:
@@ -193,33 +167,15 @@ def write_batch_of_groups(draft: Draft, batch: PromptBatch) -> None:
     step_rows = batch.mini_prompts * batch.completions
     draft.put("batch", step_rows)
     product = f"{batch.mini_prompts} prompts x {batch.completions} completions a step"
-    draft.note(
-        MAPPED,
-        MINI_BATCH,
-        f"batch: {step_rows}",
-        product,
-    )
+    draft.note(MAPPED, MINI_BATCH, f"batch: {step_rows}", product)
     product = f"{batch.prompts} prompts x {batch.completions} completions are sampled at a time"
     if batch.steps > 1:
         path = "trainer.args.generation_batch_size"
         why = f"{product}, for {batch.steps} steps"
-        draft.write(
-            BATCH,
-            path,
-            step_rows * batch.steps,
-            why,
-        )
+        draft.write(BATCH, path, step_rows * batch.steps, why)
     else:
-        draft.note(
-            SAME,
-            BATCH,
-            why=f"{product}, for 1 step",
-        )
-    draft.write(
-        EPOCHS,
-        "trainer.args.num_iterations",
-        batch.epochs,
-    )
+        draft.note(SAME, BATCH, why=f"{product}, for 1 step")
+    draft.write(EPOCHS, "trainer.args.num_iterations", batch.epochs)
 
 
 def write_batch_of_ppo(draft: Draft, batch: PromptBatch) -> None:
@@ -227,24 +183,10 @@ def write_batch_of_ppo(draft: Draft, batch: PromptBatch) -> None:
     rows = batch.prompts * batch.completions
     draft.put("batch", rows)
     product = f"{batch.prompts} prompts x {batch.completions} completions"
-    draft.note(
-        MAPPED,
-        BATCH,
-        f"batch: {rows}",
-        product,
-    )
+    draft.note(MAPPED, BATCH, f"batch: {rows}", product)
     why = f"{batch.prompts} prompts / {batch.mini_prompts}"
-    draft.write(
-        MINI_BATCH,
-        "trainer.args.num_mini_batches",
-        batch.steps,
-        why,
-    )
-    draft.write(
-        EPOCHS,
-        "trainer.args.num_ppo_epochs",
-        batch.epochs,
-    )
+    draft.write(MINI_BATCH, "trainer.args.num_mini_batches", batch.steps, why)
+    draft.write(EPOCHS, "trainer.args.num_ppo_epochs", batch.epochs)
 
 
 def write_micro_batch(draft: Draft) -> None:
@@ -256,18 +198,9 @@ def write_micro_batch(draft: Draft) -> None:
         if value is None:
             continue
         if is_unset(value) or is_written:
-            draft.note(
-                IGNORED,
-                key,
-                why="only memory decides how many rows are in a micro-batch",
-            )
+            draft.note(IGNORED, key, why="only memory decides how many rows are in a micro-batch")
             continue
         # The older key counts those of all devices.
         rows = max(1, draft.take(key, to_whole_number, 1) // devices)
         why = "completions of a micro-batch"
-        is_written = draft.write(
-            key,
-            path,
-            rows,
-            why,
-        )
+        is_written = draft.write(key, path, rows, why)

@@ -28,10 +28,7 @@ ESTIMATOR = "algorithm.adv_estimator"
 SCALE = "algorithm.norm_adv_by_std_in_grpo"
 AVERAGE = "actor_rollout_ref.actor.loss_agg_mode"
 # Where a policy loss is chosen by name, in newer and in older versions.
-LOSS_MODES = (
-    "actor_rollout_ref.actor.policy_loss.loss_mode",
-    "actor_rollout_ref.actor.loss_mode",
-)
+LOSS_MODES = ("actor_rollout_ref.actor.policy_loss.loss_mode", "actor_rollout_ref.actor.loss_mode")
 CLIP = "actor_rollout_ref.actor.clip_ratio"
 CLIP_LOW = "actor_rollout_ref.actor.clip_ratio_low"
 CLIP_HIGH = "actor_rollout_ref.actor.clip_ratio_high"
@@ -124,18 +121,9 @@ def read_loss(draft: Draft) -> None:
     remark = estimator.get("remark", "")
     if remark:
         nearest = f"{target} loss.advantage={loss.advantage}, which is written"
-        draft.no_equivalent(
-            ESTIMATOR,
-            remark,
-            nearest,
-        )
+        draft.no_equivalent(ESTIMATOR, remark, nearest)
     else:
-        draft.note(
-            MAPPED,
-            ESTIMATOR,
-            target,
-            f"advantage: {loss.advantage}",
-        )
+        draft.note(MAPPED, ESTIMATOR, target, f"advantage: {loss.advantage}")
 
 
 def find_estimator(draft: Draft) -> Part:
@@ -146,11 +134,7 @@ def find_estimator(draft: Draft) -> Part:
     if name not in estimators and not is_unset(name):
         estimator["remark"] = f"{name}: an estimator of its own"
     if draft.keys.get(SCALE) is False:
-        draft.note(
-            MAPPED,
-            SCALE,
-            "less the mean of the group, and undivided",
-        )
+        draft.note(MAPPED, SCALE, "less the mean of the group, and undivided")
         if estimator["advantage"] == "group":
             estimator["advantage"] = "mean"
     draft.note_same([SCALE], "in deviations of the group")
@@ -192,18 +176,10 @@ def note_surrogate(draft: Draft, surrogate: Part) -> None:
             continue
         if str(mode) not in losses:
             why = f"{mode}: a policy loss of its own; the clipped one is written"
-            draft.no_equivalent(
-                key,
-                why,
-                "loss._target_=<function>",
-            )
+            draft.no_equivalent(key, why, "loss._target_=<function>")
             continue
         pieces = [f"{name}: {value}" for name, value in surrogate.items()]
-        draft.note(
-            MAPPED,
-            key,
-            ", ".join(pieces) or "the clipped loss",
-        )
+        draft.note(MAPPED, key, ", ".join(pieces) or "the clipped loss")
 
 
 def read_average(draft: Draft) -> str:
@@ -211,11 +187,7 @@ def read_average(draft: Draft) -> str:
     averages: dict[str, str] = draft.table.sections["averages"]
     mode = draft.read(AVERAGE, to_plain_text, "token-mean")
     if mode not in averages:
-        draft.no_equivalent(
-            AVERAGE,
-            f"{mode}: no such average",
-            "loss.average=token",
-        )
+        draft.no_equivalent(AVERAGE, f"{mode}: no such average", "loss.average=token")
         return "token"
     average = averages[mode]
     why = ""
@@ -223,12 +195,7 @@ def read_average(draft: Draft) -> str:
         why = "of a step, where some workers of theirs average each micro-batch"
     elif average == "constant":
         why = "theirs is a sum over completions where ours is their mean"
-    draft.note(
-        MAPPED,
-        AVERAGE,
-        f"an equal weight for each {average}",
-        why,
-    )
+    draft.note(MAPPED, AVERAGE, f"an equal weight for each {average}", why)
     return average
 
 
@@ -241,18 +208,10 @@ def read_clips(draft: Draft, loss: PolicyLoss) -> None:
     for key in sides:
         if is_unset(draft.keys[key]):
             why = f"{draft.keys[key]} is set by the shell, and not in this file"
-            draft.no_equivalent(
-                key,
-                why,
-                "trainer.args.epsilon_high=<number>",
-            )
+            draft.no_equivalent(key, why, "trainer.args.epsilon_high=<number>")
             continue
         bound = draft.read(key, to_number, both)
-        draft.note(
-            MAPPED,
-            key,
-            f"the ratio's bound: {bound:g}",
-        )
+        draft.note(MAPPED, key, f"the ratio's bound: {bound:g}")
         if key == CLIP_LOW:
             loss.low = bound
         else:
@@ -261,12 +220,7 @@ def read_clips(draft: Draft, loss: PolicyLoss) -> None:
         draft.note_same([CLIP], "clip_ratio_low and clip_ratio_high count")
     elif draft.keys.get(CLIP) is not None:
         why = "since verl 0.3 theirs stays 0.2 without clip_ratio_low and clip_ratio_high"
-        draft.note(
-            MAPPED,
-            CLIP,
-            f"the ratio's bounds: {both:g}",
-            why,
-        )
+        draft.note(MAPPED, CLIP, f"the ratio's bounds: {both:g}", why)
 
     # Only their clipped loss has the second bound.
     if loss.named.get("no_dual_clip"):
@@ -276,11 +230,7 @@ def read_clips(draft: Draft, loss: PolicyLoss) -> None:
         return
     loss.dual_clip = draft.read(DUAL_CLIP, to_number, 3.0)
     target = f"the ratio's bound where an advantage is negative: {loss.dual_clip:g}"
-    draft.note(
-        MAPPED,
-        DUAL_CLIP,
-        target,
-    )
+    draft.note(MAPPED, DUAL_CLIP, target)
 
 
 # --- The KL ---------------------------------------------------------------------------------------
@@ -301,11 +251,7 @@ def read_kl(draft: Draft, loss: PolicyLoss) -> None:
         draft.note_same(kl_keys_of(KL_IN_LOSS), "no KL in the loss")
     if in_reward and in_loss:
         why = "the KL is in the loss as well, and ours has one of the two"
-        draft.no_equivalent(
-            KL_IN_REWARD.switch,
-            why,
-            "loss.kl_in=reward",
-        )
+        draft.no_equivalent(KL_IN_REWARD.switch, why, "loss.kl_in=reward")
         draft.note_same(kl_keys_of(KL_IN_REWARD), "of the KL in the reward")
     elif in_reward:
         read_divergence(draft, KL_IN_REWARD, loss)
@@ -335,12 +281,7 @@ def read_divergence(draft: Draft, keys: KlKeys, loss: PolicyLoss) -> None:
     if keys.switch in draft.implied:
         why = "as verl had it before 0.3, whose keys these are"
     weight = draft.keys[keys.weight]
-    draft.write(
-        keys.weight,
-        "kl_coef",
-        weight,
-        why,
-    )
+    draft.write(keys.weight, "kl_coef", weight, why)
     loss.kl_weight = DEFAULT_KL_WEIGHT
     if not is_unset(weight):
         loss.kl_weight = draft.read(keys.weight, to_number, DEFAULT_KL_WEIGHT)
@@ -349,19 +290,10 @@ def read_divergence(draft: Draft, keys: KlKeys, loss: PolicyLoss) -> None:
     name = draft.read(keys.estimator, to_plain_text, keys.default_estimator)
     loss.kl = estimators.get(name, "k3")
     if name not in estimators:
-        draft.no_equivalent(
-            keys.estimator,
-            f"{name}: no such estimator",
-            "k3, which is written",
-        )
+        draft.no_equivalent(keys.estimator, f"{name}: no such estimator", "k3, which is written")
         return
     why = "by its gradient" if name.endswith("+") else ""
-    draft.note(
-        MAPPED,
-        keys.estimator,
-        f"the KL's estimator: {loss.kl}",
-        why,
-    )
+    draft.note(MAPPED, keys.estimator, f"the KL's estimator: {loss.kl}", why)
 
 
 def note_no_kl_in_reward(draft: Draft, in_loss: bool) -> None:
@@ -370,11 +302,7 @@ def note_no_kl_in_reward(draft: Draft, in_loss: bool) -> None:
     has_switch = draft.keys.get(KL_IN_REWARD.switch) is not None
     if weight and not has_switch and not in_loss:
         why = "off without use_kl_in_reward; verl 0.2 and earlier had it in the reward"
-        draft.no_equivalent(
-            KL_IN_REWARD.weight,
-            why,
-            f"kl_coef={weight}",
-        )
+        draft.no_equivalent(KL_IN_REWARD.weight, why, f"kl_coef={weight}")
     draft.note_same(kl_keys_of(KL_IN_REWARD), "no KL in the reward")
 
 
@@ -394,11 +322,7 @@ def write_pieces(draft: Draft, loss: PolicyLoss) -> None:
     if loss.kl_weight and loss.kl_in == "reward" and loss.advantage in ("group", "batch"):
         why = "theirs is divided by the deviation of the rewards as well, ours is not"
         nearest = "loss.kl_in: reward, which is written"
-        draft.replace_note(
-            KL_IN_REWARD.switch,
-            why,
-            nearest,
-        )
+        draft.replace_note(KL_IN_REWARD.switch, why, nearest)
     if draft.keys.get(ENTROPY):
         draft.no_equivalent(ENTROPY, "loss=policy_gradient has no bonus for entropy")
     draft.choices["loss"] = "policy_gradient"
@@ -443,17 +367,9 @@ def write_loss_fields(draft: Draft, loss: PolicyLoss) -> None:
     has_kl_in_reward = draft.trainer == "rloo"
     if loss.kl_weight and loss.kl_in == "reward" and not has_kl_in_reward:
         why = f"{draft.trainer} has the KL in the loss, where it is written"
-        draft.replace_note(
-            KL_IN_REWARD.switch,
-            why,
-            "trainer=grpo loss=policy_gradient",
-        )
+        draft.replace_note(KL_IN_REWARD.switch, why, "trainer=grpo loss=policy_gradient")
     if loss.kl_weight and loss.kl_in == "loss" and has_kl_in_reward:
-        draft.replace_note(
-            KL_IN_LOSS.switch,
-            "rloo has the KL in the reward",
-            "trainer=grpo",
-        )
+        draft.replace_note(KL_IN_LOSS.switch, "rloo has the KL in the reward", "trainer=grpo")
 
 
 # --- PPO ------------------------------------------------------------------------------------------
@@ -470,11 +386,7 @@ def read_critic(draft: Draft) -> None:
     rate = draft.keys[rate_key]
     # Adam is blind to the weight of a loss, so the two rates are all that differs.
     if rate == draft.keys.get("actor_rollout_ref.actor.optim.lr"):
-        draft.note(
-            SAME,
-            rate_key,
-            why="that of the policy",
-        )
+        draft.note(SAME, rate_key, why="that of the policy")
     elif not is_unset(rate):
         pattern = "^value_model"
         if draft.choices.get("peft"):
@@ -482,12 +394,7 @@ def read_critic(draft: Draft) -> None:
         lr = draft.read(rate_key, to_number, DEFAULT_CRITIC_RATE)
         draft.choices["optimizer"] = "adamw"
         draft.values["optimizer"] = {"groups": {pattern: {"lr": lr}}}
-        draft.note(
-            MAPPED,
-            rate_key,
-            f"optimizer.groups: {pattern}",
-            "the weights of the critic",
-        )
+        draft.note(MAPPED, rate_key, f"optimizer.groups: {pattern}", "the weights of the critic")
 
     model_key = "critic.model.path"
     model = draft.keys.get(model_key)
@@ -498,12 +405,7 @@ def read_critic(draft: Draft) -> None:
     warmup = draft.keys.get(warmup_key)
     if isinstance(warmup, int) and warmup > 1:
         why = "their policy learns from that step on"
-        draft.write(
-            warmup_key,
-            "trainer.args.value_warmup_steps",
-            warmup - 1,
-            why,
-        )
+        draft.write(warmup_key, "trainer.args.value_warmup_steps", warmup - 1, why)
 
 
 def read_policy_loss_of_ppo(draft: Draft) -> None:
@@ -532,11 +434,7 @@ def read_kl_of_ppo(draft: Draft) -> None:
     # A KL in the reward has another gradient, so it is offered and not written.
     if in_loss:
         weight = draft.keys.get(KL_IN_LOSS.weight, DEFAULT_KL_WEIGHT)
-        draft.no_equivalent(
-            KL_IN_LOSS.switch,
-            "PPO has the KL in the reward",
-            f"kl_coef={weight}",
-        )
+        draft.no_equivalent(KL_IN_LOSS.switch, "PPO has the KL in the reward", f"kl_coef={weight}")
     draft.note_same(kl_keys_of(KL_IN_LOSS), "no KL in the loss")
     if not is_on(draft, KL_IN_REWARD.switch):
         note_no_kl_in_reward(draft, in_loss)
@@ -548,20 +446,8 @@ def read_kl_of_ppo(draft: Draft) -> None:
     if draft.keys.get(ADAPTIVE) != "adaptive":
         return
     draft.imply({KL_TARGET: 0.1, KL_HORIZON: 10000})
-    draft.note(
-        MAPPED,
-        ADAPTIVE,
-        "trainer.args.kl_target",
-    )
+    draft.note(MAPPED, ADAPTIVE, "trainer.args.kl_target")
     target = draft.read(KL_TARGET, to_number, 0.1)
-    draft.write(
-        KL_TARGET,
-        "trainer.args.kl_target",
-        target,
-    )
+    draft.write(KL_TARGET, "trainer.args.kl_target", target)
     horizon = draft.read(KL_HORIZON, to_number, 10000.0)
-    draft.write(
-        KL_HORIZON,
-        "trainer.args.kl_horizon",
-        horizon,
-    )
+    draft.write(KL_HORIZON, "trainer.args.kl_horizon", horizon)

@@ -54,18 +54,9 @@ def read_filter_groups(draft: Draft, step_prompts: int) -> None:
     if draft.trainer == "ppo":
         path = "trainer.args.dynamic_sampling"
     draft.put(path, times)
-    draft.note(
-        MAPPED,
-        enable,
-        f"{path}: {times}",
-        why,
-    )
+    draft.note(MAPPED, enable, f"{path}: {times}", why)
     if draft.keys.get(limit_key) is not None:
-        draft.note(
-            MAPPED,
-            limit_key,
-            f"{path}: {times}",
-        )
+        draft.note(MAPPED, limit_key, f"{path}: {times}")
 
 
 def read_rewards_of_verl(draft: Draft) -> None:
@@ -80,31 +71,18 @@ def read_rewards_of_verl(draft: Draft) -> None:
     model_key = "reward_model.model.path"
     switch = "reward_model.enable"
     if _is_on(draft, switch):
-        draft.note(
-            MAPPED,
-            switch,
-            "reward.model",
-        )
+        draft.note(MAPPED, switch, "reward.model")
         rewards["model"] = read_scoring_model(draft, model_key)
         if has_function:
             why = "theirs calls the function with the model, ours adds the two"
-            draft.replace_note(
-                switch,
-                why,
-                "reward.model.weight=0",
-            )
+            draft.replace_note(switch, why, "reward.model.weight=0")
     else:
         draft.note_same([switch, model_key], "no reward model")
     if not rewards:
         rewards["rule"] = {"_target_": f"{SCORES}.score_by_source"}
         draft.imply({path_key: "by data_source"})
         why = "the rules of gsm8k, MATH, DAPO, numina and geometry3k; others are yours to say"
-        draft.note(
-            MAPPED,
-            path_key,
-            f"reward.rule: {SCORES}.score_by_source",
-            why,
-        )
+        draft.note(MAPPED, path_key, f"reward.rule: {SCORES}.score_by_source", why)
     source_key = "data.reward_fn_key"
     source = draft.keys.get(source_key)
     # Only rewards that read rows as verl does know the column.
@@ -137,17 +115,8 @@ def read_own_function(draft: Draft) -> Part:
     draft.overrides.append(allow)
     why = f"code of your own, as the module {module}: {allow} is typed"
     target = f"reward.compute_score.function._target_: {module}.{name}"
-    draft.note(
-        MAPPED,
-        f"{FUNCTION}.path",
-        target,
-        why,
-    )
-    draft.note(
-        MAPPED,
-        f"{FUNCTION}.name",
-        target,
-    )
+    draft.note(MAPPED, f"{FUNCTION}.path", target, why)
+    draft.note(MAPPED, f"{FUNCTION}.name", target)
     return entry
 
 
@@ -171,17 +140,9 @@ def read_scoring_model(draft: Draft, key: str) -> Part:
         draft.unset.add(key)
         path = "???"
         draft.keys.setdefault(key, "???")
-        draft.no_equivalent(
-            key,
-            "the reward model is not said",
-            "reward.model.path=<model>",
-        )
+        draft.no_equivalent(key, "the reward model is not said", "reward.model.path=<model>")
     else:
-        draft.note(
-            MAPPED,
-            key,
-            f"reward.model.path: {path}",
-        )
+        draft.note(MAPPED, key, f"reward.model.path: {path}")
     return {"_target_": "runner.reward.outcome.load_reward_model", "path": path}
 
 
@@ -205,11 +166,7 @@ def read_overlong_buffer(draft: Draft, rewards: dict[str, Part]) -> None:
         for key in LONGEST_KEYS:
             if _is_number(draft, key):
                 longest = draft.take(key, to_whole_number, longest)
-                draft.note(
-                    MAPPED,
-                    key,
-                    "reward.overlong.max_completion_len",
-                )
+                draft.note(MAPPED, key, "reward.overlong.max_completion_len")
         factor = draft.read(factor_key, to_number, 1.0)
         rewards["overlong"] = {
             "_target_": "trl.rewards.get_soft_overlong_punishment",
@@ -217,22 +174,9 @@ def read_overlong_buffer(draft: Draft, rewards: dict[str, Part]) -> None:
             "soft_punish_cache": length,
             "weight": factor,
         }
-        draft.note(
-            MAPPED,
-            enable,
-            "reward.overlong",
-            f"of {longest} tokens the last {length}",
-        )
-        draft.note(
-            MAPPED,
-            length_key,
-            f"reward.overlong.soft_punish_cache: {length}",
-        )
-        draft.note(
-            MAPPED,
-            factor_key,
-            f"reward.overlong.weight: {factor:g}",
-        )
+        draft.note(MAPPED, enable, "reward.overlong", f"of {longest} tokens the last {length}")
+        draft.note(MAPPED, length_key, f"reward.overlong.soft_punish_cache: {length}")
+        draft.note(MAPPED, factor_key, f"reward.overlong.weight: {factor:g}")
     draft.note_same(LONGEST_KEYS, NO_PUNISHMENT)
 
 

@@ -22,34 +22,16 @@ def read_steps(draft: Draft, steps: int) -> None:
     epochs = "trainer.total_epochs"
     if is_wanted(draft.keys.get(total), "enabled") and not is_unset(draft.keys[total]):
         count = draft.read(total, to_whole_number, 1)
-        draft.write(
-            total,
-            "trainer.args.max_steps",
-            count * steps,
-            product,
-        )
+        draft.write(total, "trainer.args.max_steps", count * steps, product)
         if epochs not in draft.implied:
-            draft.note(
-                SAME,
-                epochs,
-                why=f"{total} counts, unless the epochs end before",
-            )
+            draft.note(SAME, epochs, why=f"{total} counts, unless the epochs end before")
         draft.handled.add(epochs)
     else:
-        draft.write(
-            epochs,
-            "trainer.args.num_train_epochs",
-            draft.keys.get(epochs),
-        )
+        draft.write(epochs, "trainer.args.num_train_epochs", draft.keys.get(epochs))
     why_never = "a run is saved at the default cadence, so that it can go on"
     saves = _every(draft, "trainer.save_freq", why_never)
     if saves:
-        draft.write(
-            "trainer.save_freq",
-            "trainer.args.save_steps",
-            saves * steps,
-            product,
-        )
+        draft.write("trainer.save_freq", "trainer.args.save_steps", saves * steps, product)
     read_evaluation(draft, steps, product)
 
 
@@ -62,29 +44,16 @@ def read_evaluation(draft: Draft, steps: int, product: str) -> None:
     if not draft.has_held_out:
         for key in ("trainer.test_freq", start):
             if draft.keys.get(key) is not None:
-                draft.note(
-                    SAME,
-                    key,
-                    why="no rows are held out",
-                )
+                draft.note(SAME, key, why="no rows are held out")
         return
     every = _every(draft, "trainer.test_freq", "nothing is evaluated on the way")
     if every:
         draft.put("trainer.args.eval_strategy", "steps")
-        draft.write(
-            "trainer.test_freq",
-            "trainer.args.eval_steps",
-            every * steps,
-            product,
-        )
+        draft.write("trainer.test_freq", "trainer.args.eval_steps", every * steps, product)
         draft.imply({start: True})
     if draft.keys.get(start) is None:
         return
-    draft.write(
-        start,
-        "trainer.args.eval_on_start",
-        draft.keys[start],
-    )
+    draft.write(start, "trainer.args.eval_on_start", draft.keys[start])
 
 
 def _every(draft: Draft, key: str, why_never: str) -> int:
@@ -101,11 +70,7 @@ def _every(draft: Draft, key: str, why_never: str) -> int:
         return 0
     every = draft.read(key, to_whole_number, -1)
     if every < 1:
-        draft.note(
-            SAME,
-            key,
-            why=why_never,
-        )
+        draft.note(SAME, key, why=why_never)
         return 0
     return every
 
@@ -123,11 +88,7 @@ def read_schedule(draft: Draft, group: str, steps: int) -> None:
         if style in (None, *OFF):
             continue
         if written:
-            draft.note(
-                SAME,
-                key,
-                why=f"{written} counts",
-            )
+            draft.note(SAME, key, why=f"{written} counts")
             continue
         written = key
         schedule = str(style)
@@ -136,29 +97,13 @@ def read_schedule(draft: Draft, group: str, steps: int) -> None:
         elif schedule == "cosine" and floor:
             schedule = "cosine_with_min_lr"
         elif schedule == "wsd":
-            draft.no_equivalent(
-                key,
-                "its stable and falling parts",
-                f"{path}=warmup_stable_decay",
-            )
+            draft.no_equivalent(key, "its stable and falling parts", f"{path}=warmup_stable_decay")
             continue
-        draft.write(
-            key,
-            path,
-            schedule,
-        )
+        draft.write(key, path, schedule)
     if floor and written and draft.keys[written] == "cosine":
-        draft.write(
-            floor_key,
-            "trainer.args.lr_scheduler_kwargs.min_lr_rate",
-            floor,
-        )
+        draft.write(floor_key, "trainer.args.lr_scheduler_kwargs.min_lr_rate", floor)
     elif draft.keys.get(floor_key) is not None:
-        draft.note(
-            SAME,
-            floor_key,
-            why="it ends at 0, or is constant",
-        )
+        draft.note(SAME, floor_key, why="it ends at 0, or is constant")
 
 
 def read_warmup(draft: Draft, group: str, steps: int) -> bool:
@@ -169,24 +114,11 @@ def read_warmup(draft: Draft, group: str, steps: int) -> bool:
     has_count = isinstance(count, int) and count >= 0
     if has_count and count:
         product = "" if steps == 1 else f"x {steps} optimizer steps for each of theirs"
-        draft.write(
-            count_key,
-            path,
-            count * steps,
-            product,
-        )
+        draft.write(count_key, path, count * steps, product)
     elif is_unset(count):
-        draft.no_equivalent(
-            count_key,
-            f"{count} is set by the shell",
-            f"{path}=<steps>",
-        )
+        draft.no_equivalent(count_key, f"{count} is set by the shell", f"{path}=<steps>")
     elif count is not None:
-        draft.note(
-            SAME,
-            count_key,
-            why="no warm-up" if has_count else "the ratio says it",
-        )
+        draft.note(SAME, count_key, why="no warm-up" if has_count else "the ratio says it")
     warms = has_count and bool(count)
     for name in ("lr_warmup_steps_ratio", "warmup_steps_ratio"):
         key = f"{group}.{name}"
@@ -194,24 +126,11 @@ def read_warmup(draft: Draft, group: str, steps: int) -> bool:
         if share is None:
             continue
         if has_count:
-            draft.note(
-                SAME,
-                key,
-                why=f"{count_key} counts",
-            )
+            draft.note(SAME, key, why=f"{count_key} counts")
         elif share:
-            warms = draft.write(
-                key,
-                path,
-                share,
-                "below 1 it is a share of all steps",
-            )
+            warms = draft.write(key, path, share, "below 1 it is a share of all steps")
         else:
-            draft.note(
-                SAME,
-                key,
-                why="no warm-up",
-            )
+            draft.note(SAME, key, why="no warm-up")
     return warms
 
 
@@ -232,18 +151,8 @@ def read_sharding(draft: Draft, key: str, offload_key: str) -> None:
     option = "fsdp2"
     if is_wanted(draft.keys.get(offload_key), "enabled"):
         option = "fsdp2_offload"
-        draft.note(
-            MAPPED,
-            offload_key,
-            f"strategy={option}",
-            "typed",
-        )
+        draft.note(MAPPED, offload_key, f"strategy={option}", "typed")
     words = draft.spread or [word for word in draft.overrides if word.startswith("launcher.")]
     draft.spread = [f"strategy={option}", *words]
     draft.imply({key: "fsdp"})
-    draft.note(
-        MAPPED,
-        key,
-        f"strategy={option}",
-        "typed, where there are several GPUs",
-    )
+    draft.note(MAPPED, key, f"strategy={option}", "typed, where there are several GPUs")

@@ -9,12 +9,7 @@ from runner.config.conversion import to_plain_text, to_weights, to_whole_number,
 from runner.config.dialect import is_wanted
 from runner.importers.dataset_entries import find_nodes, hold_out_files, write_rows
 from runner.importers.draft import MAPPED, SAME, Draft, is_unset
-from runner.importers.verl_run import (
-    BATCH,
-    read_schedule,
-    read_sharding,
-    read_steps,
-)
+from runner.importers.verl_run import BATCH, read_schedule, read_sharding, read_steps
 
 TRAIN_FILES = "data.train_files"
 VAL_FILES = "data.val_files"
@@ -39,19 +34,10 @@ def read_verl_sft(draft: Draft) -> None:
     rows = draft.keys.get(BATCH)
     if is_unset(rows):
         why = f"{rows} is set by the shell, and not in this file"
-        draft.no_equivalent(
-            BATCH,
-            why,
-            "batch=<rows of a step>",
-        )
+        draft.no_equivalent(BATCH, why, "batch=<rows of a step>")
     else:
         draft.put("batch", draft.take(BATCH, to_whole_number, 256))
-        draft.note(
-            MAPPED,
-            BATCH,
-            f"batch: {draft.values['batch']}",
-            "rows a step of all devices",
-        )
+        draft.note(MAPPED, BATCH, f"batch: {draft.values['batch']}", "rows a step of all devices")
     read_steps(draft, 1)
     read_schedule(draft, "optim", 1)
     read_betas(draft)
@@ -68,11 +54,7 @@ def read_chat_column(draft: Draft) -> str:
     if draft.keys.get("data.multiturn.enable") is not None:
         is_chat = is_wanted(draft.keys["data.multiturn.enable"], "enabled")
         shown = "dataset.form: messages" if is_chat else "a question and its answer"
-        draft.note(
-            MAPPED,
-            "data.multiturn.enable",
-            shown,
-        )
+        draft.note(MAPPED, "data.multiturn.enable", shown)
     else:
         key = "data.messages_key"
         is_chat = draft.keys.get(key) is not None
@@ -80,12 +62,7 @@ def read_chat_column(draft: Draft) -> str:
         return ""
     draft.imply({key: "messages"})
     column = draft.take(key, to_plain_text, "messages")
-    draft.note(
-        MAPPED,
-        key,
-        f"dataset.columns.messages: {column}",
-        "weight=answers",
-    )
+    draft.note(MAPPED, key, f"dataset.columns.messages: {column}", "weight=answers")
     return column
 
 
@@ -102,23 +79,11 @@ def read_text_columns(draft: Draft) -> dict[str, str]:
         place = [*words[:1], *(to_words(inner) if inner else [])]
         # A column inside of another one gets a name of its own.
         columns[role] = place[-1]
-        draft.note(
-            MAPPED,
-            key,
-            f"dataset.columns.{role}: {'.'.join(place)}",
-        )
+        draft.note(MAPPED, key, f"dataset.columns.{role}: {'.'.join(place)}")
         if inner:
-            draft.note(
-                MAPPED,
-                f"data.{name}_dict_keys",
-                f"dataset.map.columns.{place[-1]}",
-            )
+            draft.note(MAPPED, f"data.{name}_dict_keys", f"dataset.map.columns.{place[-1]}")
         elif inner is not None:
-            draft.note(
-                SAME,
-                f"data.{name}_dict_keys",
-                why="none",
-            )
+            draft.note(SAME, f"data.{name}_dict_keys", why="none")
     return columns
 
 
@@ -144,8 +109,4 @@ def read_betas(draft: Draft) -> None:
             name = f"adam_beta{number}"
             if beta != draft.config.parameters[name].default:
                 draft.put(f"trainer.args.{name}", beta)
-        draft.note(
-            MAPPED,
-            key,
-            "trainer.args.adam_beta1 and adam_beta2",
-        )
+        draft.note(MAPPED, key, "trainer.args.adam_beta1 and adam_beta2")
