@@ -337,6 +337,7 @@ def test_what_a_run_was_allowed_is_typed_again(here):
         ("axolotl_dpo.yaml", "trl.DPOTrainer", "Axolotl"),
         ("swift_sft.sh", "trl.SFTTrainer", "ms-swift"),
         ("trl_ppo.sh", "runner.ppo.PPOTrainer", "TRL CLI"),
+        ("unsloth_chat.ipynb", "trl.SFTTrainer", "Unsloth"),
     ],
 )
 def test_another_tools_file_is_imported_on_the_way(name, trainer, title, here, capsys):

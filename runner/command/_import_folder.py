@@ -17,8 +17,9 @@ from runner.command.import_options import Options
 from runner.errors import ConfigError, Fault
 from runner.importers.draft import IGNORED, MAPPED, NO_EQUIVALENT, SAME, Draft
 from runner.importers.experiment_content import name_of
-from runner.importers.foreign_file import READ_TYPES, read_file
+from runner.importers.foreign_file import read_file
 from runner.importers.translate import translate
+from runner.io.filetype import TRAINING_FILES
 from runner.io.terminal import print_visible
 from runner.report.table import Column, format_table
 
@@ -76,7 +77,7 @@ def _find_nothing_fault(folder: Path, left_out: dict[Path, str]) -> Fault:
     return Fault(
         where=str(folder),
         found=f"none of its {len(left_out)} files is a training of a tool that is known",
-        expected=f"configurations or scripts: {', '.join(READ_TYPES)}",
+        expected=f"configurations or scripts: {', '.join(TRAINING_FILES)}",
         fix="python -m runner import <a file of it>, which says why",
     )
 
@@ -107,7 +108,8 @@ def _find_files(folder: Path) -> list[Path]:
         parts = path.relative_to(folder).parts
         is_hidden = any(part.startswith(".") for part in parts)
         is_written_here = path.resolve().is_relative_to(HERE.resolve())
-        if path.suffix in READ_TYPES and path.is_file() and not is_hidden and not is_written_here:
+        is_readable = path.suffix in TRAINING_FILES and path.is_file()
+        if is_readable and not is_hidden and not is_written_here:
             files.append(path)
     if len(files) > MAX_FILES:
         raise ConfigError(

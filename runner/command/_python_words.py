@@ -8,7 +8,7 @@ from runner.config.choice import A_FILE
 from runner.config.menu import read_menu
 from runner.config.override import expand, is_experiment_file
 from runner.errors import ConfigError, Fault
-from runner.io.filetype import EXPERIMENT_FILES
+from runner.io.filetype import TRAINING_FILES
 from runner.schema.text import to_override
 
 # The blanks between several overrides in one text.
@@ -67,7 +67,7 @@ def _find_word_faults(words: Sequence[str], call: str) -> Iterator[Fault]:
     for word in words:
         if "=" not in word and not word.startswith("~"):
             fix = f"python -m runner {' '.join(words)}"
-            if word.endswith(EXPERIMENT_FILES):
+            if word.endswith(TRAINING_FILES):
                 fix = f'runner.{call}("{A_FILE}")'
             yield Fault(
                 where="runner",

@@ -24,7 +24,7 @@ from runner.config.override import (
 )
 from runner.config.user_folder import searched_folders
 from runner.errors import ConfigError, Fault
-from runner.io.filetype import EXPERIMENT_FILES, ROW_ENDINGS
+from runner.io.filetype import ROW_ENDINGS, TRAINING_FILES
 from runner.launch.compose import stages, sweep_axes
 from runner.run.find import is_run
 from runner.schema.did_you_mean import best_guess, join_pairs, to_flag
@@ -197,7 +197,7 @@ def find_word_faults(line: CommandLine, words: Sequence[str], menu: Options) -> 
         return
     first = line.runs[0]
     has_rows = first.endswith(ROW_ENDINGS) and Path(first).is_file()
-    if first.endswith(EXPERIMENT_FILES) and not has_rows:
+    if first.endswith(TRAINING_FILES) and not has_rows:
         fault = option_fault("experiment", first, menu)
         yield replace(fault, where="command line", fix=f"{CALL} {fault.fix}")
         return

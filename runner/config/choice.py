@@ -14,7 +14,7 @@ from runner.config.menu import Options, takes_one
 from runner.config.override import HELD, find_place, is_experiment_file
 from runner.errors import Fault
 from runner.io.files import HUB_NAME
-from runner.io.filetype import EXPERIMENT_FILES
+from runner.io.filetype import EXPERIMENT_FILES, TRAINING_FILES
 from runner.schema.did_you_mean import best_guess, files_beside, nearest
 from runner.schema.read import read_signature
 from runner.schema.source import public_names
@@ -126,7 +126,7 @@ def option_fault(group: str, name: str, menu: Options) -> Fault:
                 fix=f"{file.parent.name}={file.stem} --config-dir {folder}",
             )
     files = _find_files_meant(name) if group == "experiment" else []
-    has_ending = group == "experiment" and name.endswith(EXPERIMENT_FILES)
+    has_ending = group == "experiment" and name.endswith(TRAINING_FILES)
     if files or has_ending:
         typed_file = shlex.quote(files[0]) if files else A_FILE
         found = f"there is neither an option nor a file {name!r}"

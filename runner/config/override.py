@@ -13,7 +13,7 @@ from runner.config.dialect import find_meanings
 from runner.config.groups import SEVERAL
 from runner.config.menu import Options
 from runner.errors import ConfigError, Fault
-from runner.io.filetype import EXPERIMENT_FILES, ROW_ENDINGS
+from runner.io.filetype import ROW_ENDINGS, TRAINING_FILES
 from runner.io.secrets import form_of
 from runner.io.temporary import uncollected
 from runner.schema.did_you_mean import respellings, seen_letters
@@ -188,7 +188,7 @@ def find_place(key: str, name: str, menu: Mapping[str, Sequence[str]]) -> tuple[
 def is_experiment_file(name: str) -> bool:
     """True for the path of a file that may hold an experiment, as opposed to an option's name."""
     path = os.path.expanduser(name)
-    if not name.endswith(EXPERIMENT_FILES) or not os.path.isfile(path):
+    if not name.endswith(TRAINING_FILES) or not os.path.isfile(path):
         return False
     if not name.endswith(".json"):
         return True

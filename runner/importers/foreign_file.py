@@ -26,7 +26,6 @@ from runner.importers.training_command import read_script
 from runner.schema.text import Node, select
 
 SCRIPT_TYPES = (".sh", ".bash")
-READ_TYPES = (*FILE_TYPES, *SCRIPT_TYPES, *PYTHON_TYPES)
 MAX_MARKS = 5  # that the reason for a dialect names
 
 

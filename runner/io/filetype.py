@@ -19,6 +19,8 @@ UNKNOWN = "<its encoding>"
 ROW_ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz")
 # Endings of files with an experiment, ours or another tool's.
 EXPERIMENT_FILES = (".yaml", ".yml", ".json", ".sh", ".bash")
+# The same, and those of Python scripts and notebooks, which may hold rewards or anything else.
+TRAINING_FILES = (*EXPERIMENT_FILES, ".py", ".ipynb")
 # The compression of a file, by a suffix behind that of its content.
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstandard"}
 
