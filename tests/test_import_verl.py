@@ -390,7 +390,7 @@ def test_words_are_read_as_hydra_reads_them(tmp_path):
     assert command.keys == {
         "a.b": "2",
         "a.c": 1,
-        "a.d": "7",
+        "a.d": 7,
         "s": "1-x",
         "x.y": "3",
         "x.list": ["u", "v"],

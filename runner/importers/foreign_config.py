@@ -4,7 +4,6 @@ Files are read here: YAML and JSON become keys. How a shell script becomes keys 
 ``training_command``, and ``foreign_file`` puts both together.
 """
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +14,10 @@ from runner.config.limits import check_size, encoding_fault, parse_yaml
 from runner.errors import ConfigError, Fault
 from runner.io.filetype import EXPERIMENT_FILES
 from runner.schema.did_you_mean import files_beside
-from runner.schema.text import select
 
 FILE_TYPES = (".yaml", ".yml", ".json")
 NOTEBOOK = ".ipynb"
 MAX_NOTEBOOK = 64_000_000  # bytes, most of which are the pictures and sounds that it has shown
-# A reference of a value to another key, and how many of them may lead to one another.
-REFERENCE = re.compile(r"\$\{([\w.]+)\}")
-MAX_STEPS = 5
 
 Keys = dict[str, Any]  # keys of a file with their values
 
@@ -69,26 +64,6 @@ class ForeignConfig:
                 self.written_names[name] = key
             renamed_keys[name] = value
         self.keys = renamed_keys
-
-
-def fill_references(keys: Keys) -> Keys:
-    """Keys with the values that their texts name as ``${key}``; a name without a value stays."""
-
-    def replacement(match: re.Match[str]) -> str:
-        value = select(keys, match[1])
-        return match[0] if value is None else str(value)
-
-    def resolved(value: object) -> object:
-        if isinstance(value, Mapping):
-            return {key: resolved(inner) for key, inner in value.items()}
-        if isinstance(value, list):
-            return [resolved(inner) for inner in value]
-        if isinstance(value, str):
-            for _ in range(MAX_STEPS):
-                value = REFERENCE.sub(replacement, value)
-        return value
-
-    return {key: resolved(value) for key, value in keys.items()}
 
 
 def assign(keys: Keys, words: Sequence[str]) -> Keys:

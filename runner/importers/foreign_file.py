@@ -15,13 +15,13 @@ from runner.importers.foreign_config import (
     FILE_TYPES,
     ForeignConfig,
     Keys,
-    fill_references,
     parse_keys,
     read_foreign_text,
 )
 from runner.importers.hydra_words import flatten_config
 from runner.importers.python_file import PYTHON_TYPES
 from runner.importers.python_training import read_python
+from runner.importers.references import fill_references
 from runner.importers.training_command import read_script
 from runner.schema.text import Node, select
 

@@ -1,8 +1,7 @@
 """Overrides of a tool that reads its configuration with Hydra, and its nested YAML -> flat keys.
 
 ``key=value``, ``+key=value``, ``++key=value`` and ``~key`` stand behind the command, in any order
-with Hydra's own flags. References inside of a configuration (``${data.train_batch_size}``) are
-replaced by what they refer to. Nothing is read from the environment.
+with Hydra's own flags. Nothing is read from the environment.
 """
 
 import re
@@ -15,6 +14,7 @@ import yaml
 from runner.config.limits import parse_yaml
 from runner.errors import ConfigError
 from runner.importers.foreign_config import Keys, Remark, read_named
+from runner.importers.references import fill_references
 from runner.schema.text import flatten
 
 OVERRIDE = re.compile(r"(\+{0,2})([A-Za-z_][\w-]*(?:[./@][\w-]+)*)=(.*)", re.DOTALL)
@@ -32,9 +32,6 @@ FLAGS = {
 ENDS = ("|", ">", ">>", "2>&1", "&", "&&", "||", ";", "1>")
 # The working directory at the beginning of a path, as scripts write it.
 WORKING_DIRECTORY = re.compile(r"^(?:\$\(pwd\)|\$\{?PWD\}?|\$\{?\w+\}?)/")
-# ${a.b}, ${.b} beside it, ${..b} further up, and ${oc.select:a.b,fallback}.
-REFERENCE = re.compile(r"\$\{(?:oc\.select:\s*)?(\.*)([\w.]+)(?:\s*,\s*([^{}]*))?\}")
-MAX_REFERENCES = 10  # that lead from one to the next
 
 
 @dataclass
@@ -119,45 +116,9 @@ def flatten_config(nested: Keys) -> Keys:
 
     A reference to what is not said there is left out, as if the key were.
     """
-    flat = flatten(nested)
+    flat = flatten(fill_references(nested))
     resolved: Keys = {}
     for key, value in flat.items():
-        if isinstance(value, str) and "${" in value:
-            value = _resolve(key, value, flat)
-            if isinstance(value, str) and "${" in value:
-                continue
-        resolved[key] = value
+        if not (isinstance(value, str) and "${" in value):
+            resolved[key] = value
     return resolved
-
-
-def _resolve(key: str, text: str, flat: Mapping[str, object]) -> object:
-    """A text with the values of the keys that it refers to; the value itself if it is all."""
-    value: object = text
-    for _ in range(MAX_REFERENCES):
-        if not isinstance(value, str):
-            return value
-        whole = REFERENCE.fullmatch(value)
-        if whole:
-            value = _follow(key, whole, flat)
-            if value == whole[0]:
-                return value
-            continue
-        filled = REFERENCE.sub(lambda match: str(_follow(key, match, flat)), value)
-        if filled == value:
-            return value
-        value = filled
-    return value
-
-
-def _follow(key: str, reference: re.Match[str], flat: Mapping[str, object]) -> object:
-    """The value that a reference at a key leads to, else its fallback, else the reference."""
-    dots, target, fallback = reference.groups()
-    if dots:
-        outer = key.split(".")[: -len(dots)]
-        target = ".".join([*outer, target])
-    value = flat.get(target)
-    if value is not None:
-        return value
-    if fallback is not None:
-        return None if fallback.strip() == "null" else parse_value(fallback)
-    return reference[0]

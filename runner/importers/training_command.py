@@ -15,10 +15,10 @@ from runner.importers.foreign_config import (
     Keys,
     Remark,
     assign,
-    fill_references,
     read_named,
 )
 from runner.importers.hydra_words import read_hydra_words
+from runner.importers.references import fill_references
 from runner.importers.shell_branches import Branches
 from runner.importers.shell_lines import ShellLine, Variables, read_lines
 from runner.schema.text import Node
