@@ -98,9 +98,12 @@ def test_the_templates_that_ship_and_those_of_the_families_can_be_written():
 
     tokenizer = load_tokenizer(str(TINY))
     assert to_go(form_of(tokenizer), "") == CHATML_IN_GO
+    lost = []
     for name in jinja.template_names():
         tokenizer.chat_template = jinja.read_template(name)
-        assert form_of(tokenizer), name
+        if form_of(tokenizer) is None:
+            lost.append(name)
+    assert lost == ["human"]  # in which an answer ends otherwise where a question follows
     tokenizer = family_tokenizer("llama3")
     lost = []
     files = jinja.family_files()

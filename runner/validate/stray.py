@@ -261,8 +261,11 @@ def _list_meanings(
     context: ValidationContext, path: str, key: str, value: object
 ) -> Iterator[Meaning]:
     """The meanings of a whole dotted key in other tools, and then those of its last word."""
-    for name in dict.fromkeys((path, key)):
-        yield from find_meanings(name, value, context.option)
+    for meaning in find_meanings(path, value, context.option):
+        if meaning.words != {path: value}:  # another tool may have the same key
+            yield meaning
+    if key != path:
+        yield from find_meanings(key, value, context.option)
 
 
 def _are_taken(context: ValidationContext, words: Node, inside: str) -> bool:
