@@ -304,11 +304,9 @@ def test_two_commands_and_one_that_is_killed_submit_nothing_twice(cluster, capsy
     assert not killed.communicate()[0]
     assert killed.returncode == -signal.SIGKILL
     cluster.mode("held slow")
+    Path("queue/asked").unlink()
     killed = cluster.start("seed=2")
-    until(
-        lambda: any(run.cfg.get("seed") == 2 and run.state == "queued" for run in runs_of()),
-        killed,
-    )
+    until(Path("queue/asked").exists, killed)
     killed.kill()  # before sbatch has answered, which keeps the lock
     killed.communicate()
     assert cluster("-m", "seed=1,2") == 0

@@ -49,6 +49,7 @@ def sbatch(*words):
     if "partition" in options and options["partition"] != "gpu":
         sys.exit(f"sbatch: error: invalid partition specified: {options['partition']}")
     if "slow" in mode:
+        (QUEUE / "asked").touch()
         time.sleep(1)
     while "waits" in mode and not (QUEUE / "go").exists():
         time.sleep(0.02)
