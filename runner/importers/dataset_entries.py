@@ -288,6 +288,8 @@ def hold_out_files(draft: Draft, nodes: Sequence[Part], key: str) -> None:
         draft.no_equivalent(key, why, "dataset.split.eval.path=<file>")
     elif readable:
         hold_out(draft, nodes, key, readable)
+    elif draft.keys.get(key) is not None:
+        draft.note(SAME, key, why="no file")
 
 
 def _hold_out_last_rows(draft: Draft, key: str, nodes: Sequence[Part]) -> None:

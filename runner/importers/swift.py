@@ -110,15 +110,14 @@ def _read_weights(draft: Draft) -> None:
     unknown = [word for word in words if word not in rules and word != "all"]
     for word in unknown:
         nearest = "weight=pattern weight.pattern=... weight.weight=2"
-        draft.no_equivalent(key, f"{word}: no such rule", nearest)
+        draft.lose_part(key, f": {word}", "no such rule", nearest)
     wanted = [word for word in words if word in rules]
     if not is_sft:
         # Other trainers train on the answer alone, whatever the rule of turns.
         wanted = [word for word in wanted if word not in TURN_RULES]
     sees = draft.keys.get("freeze_vit") is not None
     if not wanted:
-        if not unknown:
-            draft.note(SAME, key, why="what the trainer trains on anyway")
+        draft.note(SAME, key, why="what the trainer trains on anyway")
     elif draft.trainer not in ("sft", "dpo", "kto"):
         draft.no_equivalent(key, f"{draft.trainer} takes no weights of tokens")
     elif draft.keys.get("enable_dft_loss") or draft.keys.get("streaming") or sees:
@@ -133,10 +132,12 @@ def _train_whole_conversations(draft: Draft, key: str, rules: list[str]) -> None
     if draft.trainer == "sft" and "default" in rules:
         draft.put("trainer.form", "messages")
         draft.write(key, "trainer.args.assistant_only_loss", True, "of whole conversations")
+    else:
+        draft.note(SAME, key, why="what the trainer trains on anyway")
     for word in rules:
         if word != "default":
-            why = f"{word}: no weights of tokens beside images, streams or DFT"
-            draft.no_equivalent(key, why)
+            why = "no weights of tokens beside images, streams or DFT"
+            draft.lose_part(key, f": {word}", why)
 
 
 def _read_rewards(draft: Draft) -> None:

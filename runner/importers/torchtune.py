@@ -128,8 +128,8 @@ def _to_node(draft: Draft, key: str, entry: Part) -> Part:
     builder = component.rpartition(".")[2]
     facts = draft.table.sections["components"].get(builder)
     if facts is None:
-        why = f"{component or 'no component'}: rows that only it knows"
-        draft.no_equivalent(key, why, "dataset.path=<org/name or file> dataset.form=<form>")
+        nearest = "dataset.path=<org/name or file> dataset.form=<form>"
+        draft.lose_part(key, f".{COMPONENT}", "rows that only it knows", nearest, component)
         facts = {}
     plain = {name: value for name, value in entry.items() if name not in TRAINING_KEYS}
     plain.pop(COMPONENT, None)

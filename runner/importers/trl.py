@@ -38,6 +38,8 @@ def read_trl(draft: Draft) -> None:
     """Choose the trainer, and write the datasets and the rewards."""
     for key, value in draft.take("model_init_kwargs", to_mapping, {}).items():
         draft.keys.setdefault(key, value)
+    if draft.keys.get("model_init_kwargs") is not None:
+        draft.note(SAME, "model_init_kwargs", why="its keys stand for themselves")
     if draft.reading.command in read_options("trainer"):
         draft.choices["trainer"] = draft.reading.command
     else:
