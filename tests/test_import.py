@@ -127,6 +127,7 @@ def test_every_key_of_a_sample_is_accounted_for(imported, name):
     assert not {key: kind for key, kind in kinds.items() if len(kind) > 1}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", FILES)
 def test_messages_fit_80_columns_and_hold_no_secret(imported, name):
     done = imported(name)

@@ -26,6 +26,7 @@ def recipes(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.mark.slow
 def test_all_files_of_a_folder_become_experiments_and_a_table(recipes, capsys):
     assert main(["import", "recipes"]) == 0
     out = capsys.readouterr().out
@@ -39,6 +40,7 @@ def test_all_files_of_a_folder_become_experiments_and_a_table(recipes, capsys):
     assert main(["experiment=large_config", "--dry-run"]) == 0
 
 
+@pytest.mark.slow
 def test_a_second_import_replaces_nothing_without_force(recipes, capsys):
     assert main(["import", "recipes"]) == 0
     target = Path("conf/experiment/llama_factory_ppo.yaml")

@@ -63,6 +63,7 @@ def test_answers_only_are_trained_on_where_the_form_is_not_known(draft_of, keys,
     assert draft_of(LLAMA_FACTORY | keys).choices.get("weight") == weight
 
 
+@pytest.mark.slow
 def test_the_preview_of_such_an_import_trains_the_answers(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
