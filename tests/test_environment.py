@@ -360,6 +360,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.quick(4)
 def test_what_does_not_go_together_is_refused_with_what_to_type(mine, case, capsys):
     words, expected = REFUSED[case]
     assert main([*words, "--dry-run"]) == 2

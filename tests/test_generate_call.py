@@ -356,6 +356,7 @@ def former(cfg):
     return {**cfg, "trainer": trainer}
 
 
+@pytest.mark.slow
 def test_only_runs_that_the_runner_samples_for_have_another_key_than_before():
     plain = cfg_of()
     assert plain["trainer"]["sampler"] == "runner"
@@ -429,6 +430,7 @@ def test_only_runs_that_the_runner_samples_for_have_another_key_than_before():
         ),
     ],
 )
+@pytest.mark.quick(4)
 def test_a_sampler_that_cannot_be_is_refused_before_the_start(words, found, fix):
     (fault,) = faults_of(compose(words))
     assert fault.where == "trainer.sampler"
@@ -440,6 +442,7 @@ def test_a_sampler_that_cannot_be_is_refused_before_the_start(words, found, fix)
         assert faults_of(compose([*kept, word.split()[0]])) == []
 
 
+@pytest.mark.slow
 def test_the_fastest_settings_say_why_the_runner_samples_or_not():
     cases = {
         "trainer=grpo": "sampler=runner: the same distribution",
@@ -457,6 +460,7 @@ def test_the_fastest_settings_say_why_the_runner_samples_or_not():
 # --- Runs of earlier versions ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version_goes_on_with_transformers(tmp_path):
     words = ["trainer=grpo", "name=old", f"output_root={tmp_path}"]
     (fresh,) = compose_runs(words)

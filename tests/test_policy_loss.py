@@ -233,6 +233,7 @@ def test_vllms_importance_ratios_weigh_the_losses(grpo, monkeypatch):
         ("trainer=ppo trainer.args.cliprange=0.1", "trainer.args.cliprange", "loss.clip=[0.1,0.1]"),
     ],
 )
+@pytest.mark.quick(4)
 def test_what_is_said_twice_or_without_effect_is_refused(capsys, words, where, fix):
     trainer = [] if "trainer=" in words else ["trainer=grpo"]
     assert main([*trainer, "loss=policy_gradient", *words.split(), "--dry-run"]) == 2
