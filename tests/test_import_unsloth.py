@@ -389,3 +389,20 @@ def test_a_notebook_that_is_none_is_refused(tmp_path):
     path.write_text(json.dumps({"nothing": 1}))
     with pytest.raises(ConfigError, match="no cells"):
         read_file(path)
+
+
+def test_a_default_is_not_written_where_the_script_has_code(read):
+    draft = read(
+        "import sys\n"
+        "from unsloth import FastLanguageModel\n"
+        f"{HEAD}"
+        'model, tokenizer = FastLanguageModel.from_pretrained("a/b")\n'
+        "model = FastLanguageModel.get_peft_model(model, r=len(sys.argv))\n"
+        'rows = load_dataset("c/d", split="train")\n'
+        "args = SFTConfig(learning_rate=float(sys.argv[1]))\n"
+        "trainer = SFTTrainer(model=model, args=args, train_dataset=rows)\n"
+    )
+    for key in ("learning_rate", "lora_r"):
+        assert {note.kind for note in notes_on(draft, key)} == {"no equivalent"}
+    assert draft.values["learning_rate"] == "${code.learning_rate}"
+    assert "r" not in draft.values["peft"]

@@ -105,9 +105,12 @@ class Draft:
                 self.keys[key] = value
 
     def imply(self, defaults: Mapping[str, object]) -> None:
-        """Add the values that their tool has where their file is silent."""
+        """Add the values that their tool has where their file is silent.
+
+        A value that is code is no silence: it is listed, or asked for.
+        """
         for key, value in defaults.items():
-            if self.keys.get(key) is None:
+            if self.keys.get(key) is None and key not in self.reading.remarks:
                 self.keys[key] = value
                 self.implied.add(key)
 
