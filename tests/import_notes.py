@@ -1,4 +1,4 @@
-"""What ``import`` says of the keys of a file, for tests."""
+"""What ``import`` says of the keys of a file, and which options it chooses, for tests."""
 
 from runner.importers.draft import Draft
 
@@ -15,3 +15,12 @@ def notes_of(draft: Draft, key: str) -> str:
         if is_of(note.key, key):
             lines.append(f"{note.kind}: {note.key} {note.target} {note.why}")
     return "\n".join(lines)
+
+
+def options_of(content: dict) -> dict:
+    """The options that an experiment chooses, by their groups."""
+    options = {}
+    for choice in content["defaults"][:-1]:
+        for group, option in choice.items():
+            options[group.removeprefix("override /")] = option
+    return options

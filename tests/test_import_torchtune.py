@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from import_notes import options_of
 
 from runner.errors import ConfigError
 from runner.importers.draft import MAPPED, NO_EQUIVALENT
@@ -40,14 +41,6 @@ def imported(tmp_path):
         return draft, content_of(draft)
 
     return call
-
-
-def options_of(content: dict) -> dict:
-    options = {}
-    for choice in content["defaults"][:-1]:
-        for group, option in choice.items():
-            options[group.removeprefix("override /")] = option
-    return options
 
 
 def lost(draft) -> set[str]:

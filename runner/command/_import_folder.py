@@ -156,7 +156,7 @@ def _import_one(file: Path, name: str, options: Options) -> ImportedFile:
     check_free(target, force=options.force)
     text = to_file(draft)
     faults = faults_of(name, text, draft.overrides)
-    write_experiment(text, target, force=options.force)
+    write_experiment(text, target)
     things = []
     if draft.overrides:
         things.append(f"type {len(draft.overrides)}")

@@ -14,13 +14,11 @@ HERE = Path("conf/experiment")
 ALREADY_THERE = "it already exists"
 
 
-def write_experiment(text: str, target: Path, *, force: bool) -> str:
+def write_experiment(text: str, target: Path) -> str:
     """Write the text of an experiment, with the line of its schema where editors have one.
 
-    Returns the text with that line. Raises ConfigError where the file is there, unless ``force``
-    replaces it.
+    Returns the text with that line. ``check_free`` says before whether a file may be replaced.
     """
-    check_free(target, force=force)
     if (target.parent.parent / FOLDER / "experiment.json").is_file():
         text = text.replace("\n# cost:", f"\n{schema_line(text, 'experiment')}\n# cost:", 1)
     target.parent.mkdir(parents=True, exist_ok=True)

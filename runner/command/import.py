@@ -48,7 +48,7 @@ def main(line: CommandLine) -> int:
     draft = translate(reading, name, options.trainer)
     text = to_file(draft)
     if target:
-        text = write_experiment(text, target, force=options.force)
+        text = write_experiment(text, target)
         words = _words_to_train(draft, target)
         written = f"written   {target}"
     else:

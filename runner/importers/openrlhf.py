@@ -6,6 +6,7 @@ from runner.config.conversion import to_number, to_plain_text, to_whole_number, 
 from runner.config.dialect import is_wanted
 from runner.importers.dataset_entries import hold_out, write_rows
 from runner.importers.draft import HIDDEN, MAPPED, SAME, Draft, Part
+from runner.importers.reward_entries import model_entry, overlong_entry
 
 # Trainers that sample, and thus have prompts and rewards.
 ONLINE = ("ppo", "grpo", "rloo")
@@ -13,8 +14,6 @@ SCORE_QUERIES = "runner.reward.query_function.score_queries"
 RENDER_TEXT = "runner.dataset.step.render_text"
 # The split that is held out, where it is not that of the training.
 EVAL_SPLITS = {"dpo": "test"}
-# An answer that is longer than this, counted from its end, costs something.
-OVERLONG = "trl.rewards.get_soft_overlong_punishment"
 
 
 def read_openrlhf(draft: Draft) -> None:
@@ -201,11 +200,7 @@ def _read_rewards(draft: Draft) -> None:
         models = []
     for path in models:
         name = "model" if not entries else f"model_{len(entries)}"
-        entries[name] = {
-            "_target_": "runner.reward.outcome.load_reward_model",
-            "path": path,
-            "weight": 1.0,
-        }
+        entries[name] = model_entry(path)
         draft.note(MAPPED, models_key, f"reward.{name}.path: {path}")
     _read_overlong(draft, entries)
     if entries:
@@ -240,12 +235,8 @@ def _read_overlong(draft: Draft, entries: Part) -> None:
     longest = draft.keys.get("max_new_tokens") or draft.keys.get("generate_max_len")
     if not isinstance(longest, int):
         longest = draft.read("max_len", to_whole_number, 0)
-    entries["soft_overlong"] = {
-        "_target_": OVERLONG,
-        "max_completion_len": longest,
-        "soft_punish_cache": last_tokens,
-        "weight": draft.read(factor_key, to_number, 1.0),
-    }
+    factor = draft.read(factor_key, to_number, 1.0)
+    entries["soft_overlong"] = overlong_entry(longest, last_tokens, factor)
     draft.note(MAPPED, key, "reward.soft_overlong", f"of {longest} tokens the last {last_tokens}")
     if draft.keys.get(factor_key) is not None:
         draft.note(MAPPED, factor_key, "reward.soft_overlong.weight")

@@ -7,6 +7,9 @@ from runner.config.conversion import plain, to_weights, to_words
 from runner.config.dialect import filled
 from runner.importers.draft import MAPPED, Draft, Part
 
+# An answer that is longer than allowed costs something from a length on, counted from its end.
+OVERLONG = "trl.rewards.get_soft_overlong_punishment"
+
 
 @dataclass(frozen=True)
 class ForeignReward:
@@ -35,11 +38,7 @@ def read_rewards(draft: Draft, names_key: str, model_key: str = "") -> list[Fore
             key = "model"
             if "model" in entries:
                 key = f"model_{len(entries)}"
-            entry = {
-                "_target_": "runner.reward.outcome.load_reward_model",
-                "path": name,
-                "weight": 1.0,
-            }
+            entry = model_entry(name)
             draft.note(MAPPED, model_key, f"reward.{key}.path: {name}")
         elif name in our_rewards:
             key = name
@@ -60,6 +59,25 @@ def read_rewards(draft: Draft, names_key: str, model_key: str = "") -> list[Fore
     if weights:
         draft.note(MAPPED, weights_key, "reward.<name>.weight")
     return foreign_rewards
+
+
+def model_entry(path: str) -> Part:
+    """The entry of a reward model."""
+    return {
+        "_target_": "runner.reward.outcome.load_reward_model",
+        "path": path,
+        "weight": 1.0,
+    }
+
+
+def overlong_entry(longest: int, last_tokens: int, weight: float) -> Part:
+    """The entry of the cost of answers that end in the last tokens of what is allowed."""
+    return {
+        "_target_": OVERLONG,
+        "max_completion_len": longest,
+        "soft_punish_cache": last_tokens,
+        "weight": weight,
+    }
 
 
 def type_rewards(draft: Draft, key: str, rewards: Iterable[ForeignReward]) -> None:

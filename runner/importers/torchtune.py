@@ -8,6 +8,7 @@ from runner.config.conversion import to_entries, to_mapping, to_plain_text, to_w
 from runner.config.dialect import is_wanted
 from runner.importers.dataset_entries import hold_out, read_entry, write_rows
 from runner.importers.draft import MAPPED, SAME, Draft, Part
+from runner.importers.reward_entries import model_entry
 from runner.schema.text import Node
 
 COMPONENT = "_component_"
@@ -48,13 +49,8 @@ def read_torchtune(draft: Draft) -> None:
         draft.put("trainer.teacher_model.path", _read_model(draft, teacher_key))
     reward_key = "reward_checkpointer.checkpoint_dir"
     if draft.keys.get(reward_key) is not None:
-        draft.values["reward"] = {
-            "model": {
-                "_target_": "runner.reward.outcome.load_reward_model",
-                "path": _read_model(draft, reward_key),
-                "weight": 1.0,
-            }
-        }
+        path = _read_model(draft, reward_key)
+        draft.values["reward"] = {"model": model_entry(path)}
     entries = _to_entries(draft, "dataset")
     nodes = [_to_node(draft, "dataset", entry) for entry in entries]
     test_key = "dataset_val"

@@ -17,7 +17,7 @@ from runner.importers.foreign_config import (
     assign,
     read_named,
 )
-from runner.importers.hydra_words import read_hydra_words
+from runner.importers.hydra_words import ENDS, read_hydra_words
 from runner.importers.references import fill_references
 from runner.importers.shell_branches import Branches
 from runner.importers.shell_lines import ShellLine, Variables, read_lines
@@ -37,8 +37,6 @@ SHELLS = ("bash", "sh")
 CONFIG_FLAGS = ("config", "config_file")
 # An override that no command takes: a dotted key is no variable of the shell.
 LOST_OVERRIDE = re.compile(r"[+~]{0,2}\w+(\.\w+)+=")
-# Words at which the flags of a command end.
-ENDS = ("|", ">", ">>", "2>&1", "&", "&&", ";", "1>")
 
 
 @dataclass(frozen=True)

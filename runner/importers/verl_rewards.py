@@ -11,6 +11,7 @@ from pathlib import Path
 from runner.config.conversion import to_number, to_plain_text, to_whole_number
 from runner.config.dialect import is_wanted
 from runner.importers.draft import MAPPED, Draft, Part, is_unset
+from runner.importers.reward_entries import overlong_entry
 
 LENGTH = "data.max_response_length"
 # How often prompts are exchanged where theirs goes on until there are enough.
@@ -168,12 +169,7 @@ def read_overlong_buffer(draft: Draft, rewards: dict[str, Part]) -> None:
                 longest = draft.take(key, to_whole_number, longest)
                 draft.note(MAPPED, key, "reward.overlong.max_completion_len")
         factor = draft.read(factor_key, to_number, 1.0)
-        rewards["overlong"] = {
-            "_target_": "trl.rewards.get_soft_overlong_punishment",
-            "max_completion_len": longest,
-            "soft_punish_cache": length,
-            "weight": factor,
-        }
+        rewards["overlong"] = overlong_entry(longest, length, factor)
         draft.note(MAPPED, enable, "reward.overlong", f"of {longest} tokens the last {length}")
         draft.note(MAPPED, length_key, f"reward.overlong.soft_punish_cache: {length}")
         draft.note(MAPPED, factor_key, f"reward.overlong.weight: {factor:g}")
