@@ -22,7 +22,7 @@ from runner.run import open_run
 from runner.run.key import key_of
 from runner.schema.read import read_signature
 from runner.schema.text import select
-from runner.training.components.model import own_tuner
+from runner.training.components.start_model import own_tuner
 
 HUB = ("model=hub", "model.path=org/name")
 SHIPPED = ("model=hub", "model.path=runner://model/tiny")  # without the rate of its option

@@ -15,7 +15,7 @@ from runner.io.files import read_json
 from runner.run.adjustments import in_words
 from runner.schema import upstream
 from runner.training.beginning import forget_other_best
-from runner.training.components import build_components
+from runner.training.components.assembly import build_components
 from runner.training.even_batches import EvenBatches
 from runner.training.held_out import HeldOutSums
 from runner.training.recovery import find_batch_term

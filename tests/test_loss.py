@@ -30,7 +30,7 @@ from runner.schema.upstream import (
     loss_interface,
 )
 from runner.training import sequence_objective
-from runner.training.components import build_components
+from runner.training.components.assembly import build_components
 from runner.training.hooks import Hooks
 from runner.training.sequence_objective import WatchedSequences, watched
 from runner.training.user_loss import aligned, call_loss

@@ -15,7 +15,7 @@ from runner.launch.signals import Stop
 from runner.loss import RATIOS, policy_gradient
 from runner.run import open_run
 from runner.schema.upstream import LOSS_TYPES, SCALES
-from runner.training.components import build_components
+from runner.training.components.assembly import build_components
 from runner.training.policy_objective import Completions, try_loss
 
 # --- By hand ------------------------------------------------------------------------------------

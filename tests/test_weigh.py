@@ -363,7 +363,7 @@ def laid_out(tmp_path, monkeypatch):
     """
     from runner.launch.compose.stages import compose_runs
     from runner.launch.signals import Stop
-    from runner.training.components import build_components
+    from runner.training.components.assembly import build_components
 
     monkeypatch.chdir(tmp_path)
 

@@ -13,6 +13,7 @@ from runner.command._prompt_style import is_chat_model
 from runner.command.chat_options import Options
 from runner.errors import ConfigError, Fault
 from runner.io.files import JsonObject
+from runner.io.temporary import uncollected
 from runner.io.terminal import quiet
 from runner.io.turns import TurnDict, dialogue
 
@@ -142,13 +143,14 @@ class Conversation:
 
 def open_conversation(request: Request, show: Callable[[str], object]) -> Conversation:
     """A conversation with the model of a request, which is loaded."""
-    from runner.generate.completion import TextGenerator
-    from runner.generate.sampler import Sampler, sample
-    from runner.model.chat import check_calls, check_rendering, check_template
-    from runner.training.components.trained_model import load_trained
-
     options = request.options
-    with quiet():
+    # What is imported and loaded here stays to the end.
+    with quiet(), uncollected():
+        from runner.generate.completion import TextGenerator
+        from runner.generate.sampler import Sampler, sample
+        from runner.model.chat import check_calls, check_rendering, check_template
+        from runner.training.components.trained_model import load_trained
+
         model, tokenizer = load_trained(request.experiment, request.weights, request.head)
         is_chat = is_chat_model(request.run, tokenizer, options.style)
         check_template(tokenizer, chats=is_chat)

@@ -20,7 +20,7 @@ from runner.run.seal import last_checkpoint, step_of
 from runner.training.beginning import check_first_rows, check_steps_taken, prepare_start
 from runner.training.callback.stop import StopRequest
 from runner.training.checkpoint import all_steps_taken, gather_long, restore
-from runner.training.components import build_components
+from runner.training.components.assembly import build_components
 from runner.training.components.types import Components
 from runner.training.recovery import adjust
 from runner.training.shared_folder import check_shared

@@ -28,7 +28,7 @@ from runner.io.files import JsonObject
 from runner.run import open_run
 from runner.schema.text import Config
 from runner.schema.upstream import config_fields
-from runner.training.components import build_components
+from runner.training.components.assembly import build_components
 
 # Marks in a profile: where a batch begins to go through the layers with gradients, and where the
 # first of these is there.

@@ -18,7 +18,8 @@ from runner.model.check_tuning import OUTPUT_LAYERS
 from runner.model.clone import Source
 from runner.model.load import auto_class, read_adapter
 from runner.schema.text import Node, nodes
-from runner.training.components.model import build_tuner, path_of
+from runner.training.components.model import build_tuner
+from runner.training.components.start_model import path_of
 
 OF_REWARDS = ("outcome.load_reward_model", "outcome.Classifier", "process.ProcessModel")
 LOADERS = (LOADER, *(f"runner.reward.{name}" for name in OF_REWARDS))

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
-from trl.chat_template_utils import parse_response
 
 from runner.errors import DataError, Fault
 from runner.generate.episode import (
@@ -322,6 +321,8 @@ def _read_turn(
     """The turn of a model that some tokens are; without tools a template need not say how."""
     knows = getattr(tokenizer, "response_template", getattr(tokenizer, "response_schema", None))
     if tools or knows is not None:
+        from trl.chat_template_utils import parse_response
+
         message: TurnDict = parse_response(tokenizer, ids, prefix=prefix, tools=tools)
         return message
     return {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from peft import PeftModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from runner.generate.sampler import Model, Sampling, choose_engine, sample
+from runner.model.adapted import is_adapted
 from runner.schema import upstream
 from runner.schema.literal import to_list
 from runner.schema.text import short_text
@@ -106,14 +106,14 @@ def find_lack(model: Model, args: tuple[object, ...], kwargs: Mapping[str, Any])
     for name, value in settings.to_dict().items():
         if not upstream.is_sampled_by_runner(name, value):
             return f"{name} is {short_text(value)}"
-    if isinstance(model, PeftModel) and _is_invoked(model):
+    if is_adapted(model) and _is_invoked(model):
         return "its adapter works only behind tokens that invoke it"
     if choose_engine(model) == "generate":
         return "the cache of this model or adapter is a matter of its own"
     return ""
 
 
-def _is_invoked(model: PeftModel) -> bool:
+def _is_invoked(model: Model) -> bool:
     return bool(getattr(model.active_peft_config, "alora_invocation_tokens", None))
 
 

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
@@ -47,6 +46,7 @@ from runner.generate.padding import (
     split_by_rows,
 )
 from runner.io.temporary import temporarily
+from runner.model.adapted import Model, is_adapted
 
 # Layers whose cache keeps a key and a value per token, so that finished rows can leave it.
 CACHED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -57,7 +57,6 @@ FLOAT64 = {"mps": torch.float32}  # Apple's have none
 # Steps of a graph between two checks if all rows have ended, which wait for the device.
 STEPS_PER_CHECK = 8
 
-Model: TypeAlias = PreTrainedModel | PeftModel
 Decoded: TypeAlias = list[tuple[Tensor, Tensor]]  # of each row its tokens and log-probabilities
 # Called after each step with the tokens of the rows that are still being written.
 OnStep: TypeAlias = Callable[[Tensor], object]
@@ -248,7 +247,7 @@ def choose_engine(model: Model) -> str:
     model = _without_wrapper(model)
     # Without its cache a model would see nothing but the token before.
     takes_cache = cache_argument(type(model).forward) is not None
-    if not has_cache or not takes_cache or isinstance(model, PeftModel):
+    if not has_cache or not takes_cache or is_adapted(model):
         return "generate"
     has_windows = not kinds <= {"full_attention"} or bool(getattr(config, "sliding_window", None))
     has_graph = getattr(model, "_can_compile_fullgraph", False) and not has_windows
@@ -270,7 +269,7 @@ def _without_wrapper(model: Model) -> Model:
 
     A learnt prompt needs the wrapper, which puts it before the text.
     """
-    if isinstance(model, PeftModel) and not model.active_peft_config.is_prompt_learning:
+    if is_adapted(model) and not model.active_peft_config.is_prompt_learning:
         return model.get_base_model()
     return model
 
@@ -544,7 +543,7 @@ def _decode_by_generate(
         eos_token_id=list(how.stop_ids) or None,
         pad_token_id=0,
     )
-    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    inner = model.get_base_model() if is_adapted(model) else model
     # The model's own settings would fill in what ours leave open.
     with temporarily(inner, generation_config=GenerationConfig()):
         model.generate(

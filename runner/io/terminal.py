@@ -273,10 +273,14 @@ def to_terminal(level: int = logging.WARNING) -> logging.Handler:
 
 def mute_libraries() -> None:
     """Send the libraries' records to the root logger, and keep their bars off the terminal."""
-    import datasets
     from transformers.utils import logging as transformers_logging
 
-    datasets.disable_progress_bars()
+    # Who reads no rows does not need datasets, whose import takes half a second.
+    datasets = sys.modules.get("datasets")
+    if datasets is not None:
+        datasets.disable_progress_bars()
+    else:
+        os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # read as it is imported
     transformers_logging.disable_progress_bar()
     transformers_logging.disable_default_handler()
     transformers_logging.enable_propagation()

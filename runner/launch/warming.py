@@ -34,7 +34,7 @@ def _do_first_things() -> None:
     """Have the libraries do what they do once: find fonts, and load a model without weights."""
     from runner.report.plot_run import run_pictures
 
-    import_module("runner.training.components")
+    import_module("runner.training.components.assembly")
     mute_libraries()
     auto_model = locate("transformers.AutoModelForCausalLM")
     auto_model.from_pretrained(shipped("runner://model/tiny"), device_map="meta")

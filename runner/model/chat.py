@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
-from trl import chat_template_utils as trl_templates
 
 from runner.errors import ConfigError, Fault, describe
 from runner.io.files import read_json, shipped
@@ -105,7 +104,7 @@ def check_template(
     if chats and not tokenizer.chat_template:
         raise ConfigError(jinja.no_template())
     faults = []
-    if calls and not trl_templates.supports_tool_calling(tokenizer):
+    if calls and not _spells_calls(tokenizer):
         faults.append(
             Fault(
                 where=KEY,
@@ -130,11 +129,20 @@ def check_template(
     ConfigError.refuse(faults)
 
 
+def _spells_calls(tokenizer: PreTrainedTokenizerBase) -> bool:
+    from trl.chat_template_utils import supports_tool_calling
+
+    spells_calls: bool = supports_tool_calling(tokenizer)
+    return spells_calls
+
+
 def _marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:
     """True where the template gives a mask of the assistant's tokens.
 
     TRL's version of it for training will do, too.
     """
+    from trl import chat_template_utils as trl_templates
+
     template = None
     if not trl_templates.has_generation_markers(tokenizer.chat_template):
         try:
@@ -152,10 +160,12 @@ def check_calls(tokenizer: PreTrainedTokenizerBase) -> None:
 
     They are read by the tokenizer's ``response_template``, or by TRL's where it knows the template.
     """
+    from trl import chat_template_utils as trl_templates
+
     with suppress(ValueError):  # a template that TRL does not know
         if getattr(tokenizer, "response_template", None) is None:
             trl_templates.add_response_schema(tokenizer)
-        if trl_templates.supports_tool_calling(tokenizer):
+        if _spells_calls(tokenizer):
             if not trl_templates.is_chat_template_prefix_preserving(tokenizer):
                 # TRL trains with a version of it that goes on behind calls, where it has one.
                 trl_templates.get_training_chat_template(tokenizer)

@@ -1,19 +1,19 @@
 """Tokenizers and models: from a folder, from the hub, or new of an architecture.
 
-An adapter comes on its base.
+An adapter comes on its base; peft is imported where there is one.
 """
+
+from __future__ import annotations
 
 import logging
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import transformers
 from huggingface_hub import snapshot_download
-from peft import PeftConfig, PeftModel
-from peft.utils.constants import SEQ_CLS_HEAD_NAMES
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import has_file
@@ -21,8 +21,8 @@ from transformers.utils import has_file
 from runner.errors import ConfigError, Fault, check_library, describe
 from runner.io.files import JsonObject
 from runner.model import faults
-from runner.model.adapter import merge_adapter, quantise
 from runner.model.adapter_files import (
+    SCORE_HEADS,
     fault_of_extra,
     fault_of_lacking,
     find_adapter_faults,
@@ -39,7 +39,7 @@ from runner.model.check_tokenizer import (
 )
 from runner.model.check_weights import missing_weights
 from runner.model.encoding import processor_of, stop_ids, tokenizer_of
-from runner.model.load_errors import translate_model_errors
+from runner.model.load_errors import check_finite, translate_model_errors
 from runner.model.model_files import (
     ADAPTER,
     CONFIGS,
@@ -50,6 +50,9 @@ from runner.model.model_files import (
 )
 from runner.schema.modality import Modality
 from runner.schema.text import Node
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
 
 DtypeName = Literal["float32", "bfloat16", "float16", "auto"]
 
@@ -260,8 +263,10 @@ def load_model(
         model = _load_whole(folder, head, seed, vocabulary, arguments)
     else:
         model = _load_adapter(folder, head, seed, vocabulary, arguments, merges=merges)
-    _check_finite(model, folder)
+    check_finite(model, folder)
     if merges:
+        from runner.model.adapter import merge_adapter, quantise
+
         model = merge_adapter(model).requires_grad_(True)
         if quantization_config:
             model = quantise(model, quantization_config, device_map)
@@ -288,31 +293,6 @@ def check_quantization(quantization_config: object) -> None:
         check_library("bitsandbytes", "quant")
 
 
-def _check_finite(model: torch.nn.Module, folder: ModelFolder) -> None:
-    """Raise ConfigError for weights that are not finite.
-
-    They would spoil all that is trained from them.
-    """
-    unsound = []
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if not weight.is_floating_point() or not weight.numel() or weight.is_meta:
-                continue
-            smallest, largest = torch.aminmax(weight)
-            if not smallest.isfinite() or not largest.isfinite():
-                unsound.append(name)
-    if unsound:
-        found = f"{len(unsound)} weights, such as {unsound[0]}, hold numbers that are not finite"
-        raise ConfigError(
-            Fault(
-                where=folder.where,
-                found=f"{folder.source}: {found}",
-                expected="finite weights",
-                fix="=<folder or org/name>",
-            )
-        )
-
-
 def fetch(path: str, part: str = "model", revision: str | None = None) -> ModelFolder:
     """The folder at this path, or the snapshot of a model of the hub.
 
@@ -331,6 +311,8 @@ def read_adapter(path: str, revision: str | None = None) -> PeftConfig | None:
     folder = fetch(path, "model", revision)
     if folder.adapter is None:
         return None
+    from peft import PeftConfig
+
     with translate_model_errors(folder.source, folder.revision):
         return PeftConfig.from_pretrained(str(folder.path))
 
@@ -381,7 +363,7 @@ def _load_whole(
             # A model without values has no mean to draw new rows around.
             has_values = not next(model.parameters()).is_meta
             model.resize_token_embeddings(size, mean_resizing=has_values)
-    may_be_new = SEQ_CLS_HEAD_NAMES if head == "score" else ()
+    may_be_new = SCORE_HEADS if head == "score" else ()
     missing = [name for name in report["missing_keys"] if name.split(".")[0] not in may_be_new]
     if missing:
         fault = missing_weights(folder, len(missing), min(missing))
@@ -426,6 +408,8 @@ def _load_adapter(
 
     One that is merged may be of a language model where the head gives scores: it is in the layers.
     """
+    from peft import PeftConfig, PeftModel
+
     with translate_model_errors(folder.source, folder.revision):
         is_safe = not arguments["use_safetensors"] or has_file(
             folder.source, ADAPTER, revision=folder.revision

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
 from huggingface_hub.errors import (
     GatedRepoError,
     LocalEntryNotFoundError,
@@ -235,3 +236,28 @@ def _translate(
             fix="=<a copy here>",
         )
     )
+
+
+def check_finite(model: torch.nn.Module, folder: ModelFolder) -> None:
+    """Raise ConfigError for weights that are not finite.
+
+    They would spoil all that is trained from them.
+    """
+    unsound = []
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if not weight.is_floating_point() or not weight.numel() or weight.is_meta:
+                continue
+            smallest, largest = torch.aminmax(weight)
+            if not smallest.isfinite() or not largest.isfinite():
+                unsound.append(name)
+    if unsound:
+        found = f"{len(unsound)} weights, such as {unsound[0]}, hold numbers that are not finite"
+        raise ConfigError(
+            Fault(
+                where=folder.where,
+                found=f"{folder.source}: {found}",
+                expected="finite weights",
+                fix="=<folder or org/name>",
+            )
+        )

@@ -22,6 +22,8 @@ from runner.schema.did_you_mean import best_guess
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"
+# In a ``model/``: what was trained on a base with an earlier adapter merged into it, for ourselves.
+OWN_ADAPTER = "adapter"
 # A model of media and text has one of these beside its tokenizer.
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 # The files that a snapshot holds, where the model has them.

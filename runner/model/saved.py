@@ -27,8 +27,6 @@ from transformers import PreTrainedModel
 from runner.errors import ConfigError, Fault, FolderError
 from runner.model.model_files import ADAPTER, read_shapes
 
-# In a ``model/``: what was trained on a base with an earlier adapter merged into it, for ourselves.
-OWN_ADAPTER = "adapter"
 PROMPT_ENCODER = "prompt_encoder.safetensors"
 # The files of weights in a checkpoint of a model that is not sharded.
 WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors", PROMPT_ENCODER)

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 import transformers
-from peft import AutoPeftModelForSequenceClassification
 from torch import Tensor
 from transformers import (
     AutoModelForSequenceClassification,
@@ -82,6 +81,8 @@ def load_reward_model(
 
 def _load_adapted(path: str, options: Node, where: str) -> PreTrainedModel:
     """The base of an adapter with the adapter merged into it."""
+    from peft import AutoPeftModelForSequenceClassification
+
     home = shipped(path)
     revision = options["revision"]
     adapted = AutoPeftModelForSequenceClassification.from_pretrained(home, num_labels=1, **options)

@@ -22,8 +22,8 @@ from runner.model.adapter import merge_adapter, write_adapter
 from runner.model.encoding import tokenizer_of
 from runner.model.joined_adapter import join_adapters
 from runner.model.load import read_adapter
+from runner.model.model_files import OWN_ADAPTER
 from runner.model.saved import (
-    OWN_ADAPTER,
     find_missing,
     gather_weights,
     is_partitioned,
@@ -31,7 +31,8 @@ from runner.model.saved import (
 )
 from runner.run import Run
 from runner.run.seal import seal
-from runner.training.components.model import has_base, path_of, policy_of
+from runner.training.components.model import policy_of
+from runner.training.components.start_model import has_base, path_of
 
 Weights = Mapping[str, Any]
 # Arguments of this run alone; transformers masks tokens.

@@ -23,7 +23,8 @@ from runner.model.model_files import ADAPTER
 from runner.run.continuation import EACH_STEP, ONCE
 from runner.run.key import made_of_batch
 from runner.training.checkpoint import disk_needed
-from runner.training.components.model import find_adapter_below, has_base, policy_of
+from runner.training.components.model import find_adapter_below, policy_of
+from runner.training.components.start_model import has_base
 from runner.training.components.types import Components
 
 # The time at which the log-probabilities of the reference are computed, by

@@ -13,7 +13,7 @@ from runner.model.check import LOADER
 from runner.model.clone import write_placeholder
 from runner.run import Run, write_config
 from runner.schema import upstream
-from runner.training.components import build_components
+from runner.training.components.assembly import build_components
 from runner.training.components.model import policy_of
 from runner.training.components.types import Components
 from runner.training.inspection import SAMPLE

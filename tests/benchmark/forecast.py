@@ -136,7 +136,7 @@ def train(words: list[str], place: Path) -> None:
     from runner.launch.compose import stages
     from runner.launch.signals import Stop
     from runner.run import open_run
-    from runner.training.components import build_components
+    from runner.training.components.assembly import build_components
 
     (composed,) = stages.compose_runs([*words, f"output_root={place}"])
     build_components(open_run(composed.cfg, []), Stop()).trainer.train()

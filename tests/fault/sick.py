@@ -692,7 +692,7 @@ def overhead(folder: Path) -> int:
     from runner.config.composition import compose
     from runner.launch.signals import Stop
     from runner.run import open_run
-    from runner.training.components import build_components
+    from runner.training.components.assembly import build_components
 
     dear = 0
     for name, words in MODELS.items():

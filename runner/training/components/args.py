@@ -1,9 +1,9 @@
 """The trainer's config object: the runner's defaults for this machine and run, then the YAML."""
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import TrainingArguments
 
 from runner.config.build import asked_for, build
 from runner.config.experiment import Experiment, LossPart
@@ -14,6 +14,9 @@ from runner.run.folder import Run
 from runner.schema import upstream
 from runner.schema.text import Node, nodes
 from runner.tracker.variable import find_foreign_variables, set_variables
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 # Fields that the runner itself gives a trainer's config. ``config.provenance`` reads these tables
 # from the source, because ``why`` shows them with their lines; a text with a blank or a reference
@@ -45,7 +48,7 @@ ALIASES = {"gradient_checkpointing": "activation_checkpointing"}
 ANYWHERE = {"cpu", "disk", "meta", "auto", "balanced", "balanced_low_0", "sequential"}
 
 
-def build_args(run: Run, adjustments: Sequence[JsonObject] = ()) -> TrainingArguments:
+def build_args(run: Run, adjustments: Sequence[JsonObject] = ()) -> "TrainingArguments":
     """The trainer's config object.
 
     Raises EnvironmentFault for devices, precisions, kernels and shards that are not here.

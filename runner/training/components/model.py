@@ -4,27 +4,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from accelerate.utils import patch_environment
 from peft import PeftConfig, PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
-from runner.config.adapter_rate import FACTOR
-from runner.config.build import asked_for, build, serve
+from runner.config.build import asked_for, serve
 from runner.config.experiment import AdapterPart, Experiment
 from runner.errors import ConfigError, Fault
 from runner.generate.sampler import Model
 from runner.io.files import read_json, shipped
 from runner.model.adapter import check_adapter, leave_out_routers, train_beside, train_tokens
-from runner.model.check_config import overrides_answers
 from runner.model.joined_adapter import can_join
 from runner.model.load import check_quantization
 from runner.model.reference_model import copy_reference, needs_reference
 from runner.model.saved import hold_places, is_partitioned
 from runner.schema import upstream
-from runner.schema.source import has_method
 from runner.schema.text import Node
+from runner.training.components.start_model import (
+    build_quantization,
+    has_base,
+    own_tuner,
+    path_of,
+)
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,6 @@ def build_model(
     return TrainedModels(policy, peft_config, reference)
 
 
-def build_quantization(experiment: Experiment) -> object:
-    """The configured quantization; None without one."""
-    return build(experiment.quant.node) if experiment.quant else None
-
-
 def _load_policy(
     experiment: Experiment, args: TrainingArguments, node: Node, load: Callable[[Node], Model]
 ) -> tuple[Model, bool]:
@@ -115,19 +112,6 @@ def _load_policy(
     if is_handed_out:
         hold_places(model)
     return model, is_handed_out
-
-
-def own_tuner(peft: AdapterPart | None) -> Any:
-    """A tuner with methods of its own; None for any other.
-
-    They are ``prepare_model(model)``, ``save_pretrained(model, folder)`` and
-    ``from_pretrained(model, folder)``; the first and the last give the model.
-    """
-    if peft and has_method(peft.target, "prepare_model"):
-        node = dict(peft.node)
-        node.pop(FACTOR, None)
-        return build(node)
-    return None
 
 
 def build_tuner(
@@ -208,18 +192,6 @@ def find_adapter_below(experiment: Experiment, peft_config: PeftConfig) -> Path 
     folder = Path(shipped(path_of(experiment).get("path", "")))
     config = read_json(folder / "adapter_config.json")
     return folder if config and can_join(config, peft_config.to_dict()) else None
-
-
-def path_of(experiment: Experiment) -> dict[str, str]:
-    """The ``path`` of the policy's weights, if any; PPO's own argument for it comes first."""
-    path = experiment.trainer.args.get("sft_model_path") or experiment.model.path
-    return {"path": path} if path else {}
-
-
-def has_base(experiment: Experiment) -> bool:
-    """True where the model below an adapter is on disk, so that the adapter can be saved alone."""
-    model = experiment.model.node
-    return bool(path_of(experiment)) and not model.get("merge") and not overrides_answers(model)
 
 
 def policy_of(trainer: Trainer) -> Model:

@@ -8,10 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
-
-from datasets import Dataset
-from transformers import TrainingArguments
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from runner.config.build import build, locate
 from runner.config.experiment import EnvironmentPart, TrainerPart
@@ -31,6 +28,9 @@ from runner.run import Run
 from runner.schema import upstream
 from runner.schema.literal import to_list
 from runner.schema.text import Node, named
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 Function: TypeAlias = Callable[..., object]
 
@@ -62,7 +62,7 @@ def build_functions(
     return functions
 
 
-def build_call_log(run: Run, args: TrainingArguments) -> CallLog | None:
+def build_call_log(run: Run, args: "TrainingArguments") -> CallLog | None:
     """The record of the calls of a run's tools and environments.
 
     None without any, and for several processes, whose calls have no order.
@@ -172,7 +172,8 @@ def check_environments(trainer: TrainerPart, rows: Any) -> None:
     environments = trainer.node.get("environment_factory") or {}
     if not environments or "_target_" in environments:
         return
-    if isinstance(rows, Dataset) and "environment" in rows.column_names:
+    # A stream of rows does not know its values.
+    if hasattr(rows, "unique") and "environment" in rows.column_names:
         names = rows.unique("environment")
     else:
         names = [row.get("environment") for row in islice(rows, 100)]

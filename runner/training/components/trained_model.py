@@ -3,21 +3,20 @@
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_model
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.config.build import asked_for, build, serve
 from runner.config.experiment import Experiment
 from runner.errors import Fault, FolderError
-from runner.generate.sampler import Model
 from runner.io.files import JsonObject, display_path, shipped
+from runner.model.adapted import Model
 from runner.model.check import LOADER, NEW
-from runner.model.saved import OWN_ADAPTER, load_adapter_weights
+from runner.model.model_files import OWN_ADAPTER
 from runner.reward.outcome import best_device
 from runner.run.weights import Weights
 from runner.schema.text import Node
 from runner.training.components.args import check_devices
-from runner.training.components.model import build_quantization, own_tuner, path_of
+from runner.training.components.start_model import build_quantization, own_tuner, path_of
 
 
 def load_trained(
@@ -98,6 +97,10 @@ def _at_folder(node: Node, folder: Path) -> JsonObject:
 
 def _load_tuned(model: Model, tuner: Any, folder: Path) -> Model:
     """A start model with the adapter, or the weights of a user's own tuner, in a folder."""
+    from safetensors.torch import load_model
+
+    from runner.model.saved import load_adapter_weights
+
     tuned: Model
     if tuner is None:
         tuned = load_adapter_weights(model, folder)
