@@ -46,7 +46,8 @@ from runner.generate.padding import (
     split_by_rows,
 )
 from runner.io.temporary import temporarily
-from runner.model.adapted import Model, is_adapted
+from runner.model.adapted import Model as Model
+from runner.model.adapted import is_adapted
 
 # Layers whose cache keeps a key and a value per token, so that finished rows can leave it.
 CACHED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}

@@ -1,4 +1,4 @@
-"""Models with an adapter on them, told apart without an import of peft.
+"""Models with an adapter on them, recognised without an import of peft.
 
 That import takes a quarter of the time of a short command, and more where bitsandbytes is
 installed. A model without an adapter does not need it.

@@ -8,8 +8,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from runner.config.build import asked_for, build, serve
 from runner.config.experiment import Experiment
 from runner.errors import Fault, FolderError
+from runner.generate.sampler import Model
 from runner.io.files import JsonObject, display_path, shipped
-from runner.model.adapted import Model
 from runner.model.check import LOADER, NEW
 from runner.model.model_files import OWN_ADAPTER
 from runner.reward.outcome import best_device
