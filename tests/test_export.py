@@ -324,6 +324,50 @@ def test_an_adapter_on_tied_embeddings_is_merged_into_one_of_the_two(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_pass_merges_the_bits_that_sums_in_float32_have(tmp_path, dtype):
+    """Those that peft has for the whole model in float32, rounded once."""
+    import torch
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    from runner.model.load import load_model, load_tokenizer
+    from runner.model.merge import write_plain
+
+    base = tmp_path / "base"
+    tokenizer = load_tokenizer("runner://model/tiny")
+    model = load_model("runner://model/tiny", tokenizer=tokenizer).to(getattr(torch, dtype))
+    model.save_pretrained(base)
+    before = (base / "model.safetensors").read_bytes()
+    torch.manual_seed(0)
+    config = LoraConfig(
+        target_modules="all-linear",
+        init_lora_weights=False,
+        use_dora=dtype == "float32",
+    )
+    adapted = get_peft_model(model, config)
+    adapted.peft_config["default"].base_model_name_or_path = str(base)
+    adapted.peft_config["default"].task_type = "CAUSAL_LM"
+    adapted.save_pretrained(tmp_path / "adapter")
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    written = write_plain(tmp_path / "adapter", tmp_path / "whole", head="lm", trust=False)
+    assert written.dtype == dtype
+    assert written.merged < 1e-4 < written.largest
+
+    wide = AutoModelForCausalLM.from_pretrained(base, dtype="float32")
+    wide = PeftModel.from_pretrained(wide, tmp_path / "adapter").merge_and_unload()
+    expected = wide.to(getattr(torch, dtype)).state_dict()
+    weights = load_file(tmp_path / "whole" / "model.safetensors")
+    changed = 0
+    for name, weight in load_file(base / "model.safetensors").items():
+        assert torch.equal(weights[name], expected[name]), name
+        changed += not torch.equal(weights[name], weight)
+    assert changed > 10
+    assert (base / "model.safetensors").read_bytes() == before, "what a file backs stays"
+
+
+@pytest.mark.slow
 def test_a_learnt_prompt_is_no_change_of_weights(tmp_path):
     from peft import PrefixTuningConfig
 

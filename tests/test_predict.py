@@ -39,6 +39,20 @@ def tiny():
     return AutoModelForCausalLM.from_pretrained(TINY).eval(), AutoTokenizer.from_pretrained(TINY)
 
 
+@pytest.mark.slow
+def test_an_answer_needs_no_library_of_training():
+    words = ["predict", "model=hub", f"model.path={TINY}", "prompt=x", "max_new_tokens=1"]
+    libraries = ["peft", "trl", "datasets", "bitsandbytes", "transformers.trainer"]
+    code = f"""
+import sys
+from runner.__main__ import main
+code = main({words})
+print(code, [name for name in {libraries} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []"
+
+
 TEXTS = [f"{SORT}{digits}" for digits in ("3 1 2 4", "9 8 7 4", "5 5", "0", "1 2 3 4 5 6", "7 3")]
 CHATS = [[{"role": "user", "content": text}] for text in TEXTS]
 

@@ -16,9 +16,11 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from transformers.cache_utils import DynamicLayer
 from vllm_there import STAND_IN
 
 from runner.generate import sampler
+from runner.generate.roomy_cache import RoomyLayer
 from runner.generate.sampler import (
     Responses,
     Sampling,
@@ -182,6 +184,22 @@ def test_the_loop_gives_the_log_probabilities_of_unpadded_rows(kind):
         assert torch.allclose(logprobs, recomputed(model, prompt, tokens, 0.7), atol=1e-5)
         assert not (tokens[:-1] == END).any()
         assert len(tokens) == 8 or tokens[-1] == END
+
+
+def test_a_cache_that_grows_in_place_holds_what_the_librarys_holds():
+    ours, library = RoomyLayer(), DynamicLayer()
+    generator = torch.Generator().manual_seed(0)
+    selections = {1: [0, 0, 1, 1, 2], 2: [4, 1, 3], 70: [1, 2]}
+    for step in range(150):
+        rows = library.keys.shape[0] if step else 3
+        keys, values = torch.randn(2, rows, 2, 5 if not step else 1, 4, generator=generator)
+        for layer in (ours, library):
+            layer.update(keys, values)
+            if step in selections:
+                layer.batch_select_indices(torch.tensor(selections[step]))
+        assert torch.equal(ours.keys, library.keys)
+        assert torch.equal(ours.values, library.values)
+    assert ours.get_seq_length() == 154
 
 
 def test_a_row_does_not_depend_on_its_batch():

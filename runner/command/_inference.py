@@ -66,7 +66,12 @@ class ModelRequest(Generic[Meant]):
         from runner.generate.sampler import Sampling
 
         settings = {name: getattr(self.options, name) for name in SAMPLING if name != "seed"}
-        return Sampling(**settings, rows=rows, max_length=context_length(model))
+        return Sampling(
+            **settings,
+            rows=rows,
+            max_length=context_length(model),
+            shares_prefill=True,
+        )
 
     def build_agent(self, *, has_rows: bool = True) -> Agent | None:
         """The tools and environments of the run; None where it has none.

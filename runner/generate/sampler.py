@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache, StaticLayer
+from transformers.cache_utils import Cache, StaticLayer
 from transformers.generation import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -45,6 +45,7 @@ from runner.generate.padding import (
     pad,
     split_by_rows,
 )
+from runner.generate.roomy_cache import build_cache
 from runner.io.temporary import temporarily
 from runner.model.adapted import Model as Model
 from runner.model.adapted import is_adapted
@@ -359,7 +360,7 @@ def _decode_by_loop(
         read_prompts, numbers = _distinct_prompts(prompts)
     ids_BP, mask = pad(read_prompts, device, side="left")
     is_ragged = not bool(mask.all())  # else no mask is needed
-    cache = DynamicCache(config=model.config)
+    cache = build_cache(model.config)
     position_ids = (mask.cumsum(1) - 1).clamp(min=0)
     logits_BV = decode_step(model, cache, ids_BP, mask if is_ragged else None, position_ids)
     if how.shares_prefill:
@@ -381,7 +382,7 @@ def _decode_by_loop(
             lengths_B[live_B[ended_B]] = step + 1
             if ended_B.all():
                 break
-            going = (~ended_B).nonzero().squeeze(1)
+            going = _fill_places(ended_B)
             cache.batch_select_indices(going)
             live_B = live_B[going]
             token_B = token_B[going]
@@ -394,6 +395,15 @@ def _decode_by_loop(
         )
         position_ids = position_ids + 1
     return _cut_rows(tokens_BR, logprobs_BR, lengths_B)
+
+
+def _fill_places(ended_B: Tensor) -> Tensor:
+    """The rows that go on, in an order in which the last ones take the places of the ended."""
+    going = (~ended_B).nonzero().squeeze(1)
+    places = torch.arange(len(going), device=going.device)
+    is_free = ended_B[: len(going)]
+    places[is_free] = going[going >= len(going)]
+    return places
 
 
 def _distinct_prompts(

@@ -322,20 +322,14 @@ def complete_heads(model: nn.Module) -> None:
 def merge_adapter(model: PeftModel) -> PreTrainedModel:
     """The base model with its adapter added to its weights.
 
-    An output layer that shares its weights with the embeddings gets its own where the adapter
-    changes either: merged into shared weights, the change of one would be a change of both; peft
-    notes in the config that they differ. Sums are in float32, whatever the weights are in: peft
-    would round what it adds before it adds it.
+    Sums are in float32, whatever the weights are in: peft would round what it adds before it adds
+    it.
     """
     base = model.get_base_model()
-    embeddings = base.get_input_embeddings()
-    output = base.get_output_embeddings()
-    are_adapted = isinstance(embeddings, BaseTunerLayer) or isinstance(output, BaseTunerLayer)
-    if embeddings is not None and output is not None and are_adapted:
-        output = _without_adapter(output)
-        if _without_adapter(embeddings).weight is output.weight:
-            output.weight = nn.Parameter(output.weight.detach().clone())
+    part_tied_layers(base)
     for layer in base.modules():
+        if getattr(layer, "merged", False):
+            continue
         inner = layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer
         dtype = getattr(getattr(inner, "weight", None), "dtype", None)
         if inner is not layer and dtype in (torch.bfloat16, torch.float16):
@@ -345,6 +339,21 @@ def merge_adapter(model: PeftModel) -> PreTrainedModel:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "All adapters are already merged")
         return model.merge_and_unload(safe_merge=True)
+
+
+def part_tied_layers(base: PreTrainedModel) -> None:
+    """Give an output layer that shares its weights with the embeddings its own, if need be.
+
+    That is where an adapter changes either: merged into shared weights, the change of one would be
+    a change of both. peft notes in the config that they differ.
+    """
+    embeddings = base.get_input_embeddings()
+    output = base.get_output_embeddings()
+    are_adapted = isinstance(embeddings, BaseTunerLayer) or isinstance(output, BaseTunerLayer)
+    if embeddings is not None and output is not None and are_adapted:
+        output = _without_adapter(output)
+        if _without_adapter(embeddings).weight is output.weight:
+            output.weight = nn.Parameter(output.weight.detach().clone())
 
 
 def quantise(

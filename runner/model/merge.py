@@ -12,10 +12,20 @@ from runner.errors import ConfigError, Fault, SickRun
 from runner.model.adapter import merge_adapter
 from runner.model.architecture import modality_of
 from runner.model.encoding import processor_of
-from runner.model.load import auto_class, load_model, load_tokenizer, read_adapter, read_config
+from runner.model.load import (
+    auto_class,
+    fetch,
+    load_model,
+    load_tokenizer,
+    read_adapter,
+    read_config,
+)
+from runner.model.merge_pass import can_merge_in_pass, merge_in_pass
 from runner.schema.literal import number
 
-PROBE = (2, 48)  # texts and tokens of the random input on which two models are compared
+# Texts and tokens of the random input on which two models are compared. Every weight of a layer
+# takes part in each token.
+PROBE = (2, 8)
 EXACT = 1e-3  # of the largest logit: what float32 sums in another order stay far below
 
 
@@ -55,21 +65,29 @@ def write_plain(
     if not dtype:
         config = read_config(str(source), trust_remote_code=trust)
         dtype = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+    goes_layer_by_layer = adapter is not None and _goes_layer_by_layer(source, dtype, trust)
     # A whole model is only rounded, and that is exact from whatever precision it was saved in.
+    is_widened = adapter is not None and not goes_layer_by_layer
     model = load_model(
         str(source),
         tokenizer=tokenizer,
         head=head,
-        dtype="float32" if adapter else "auto",
+        dtype="float32" if is_widened else "auto",
         trust_remote_code=trust,
     ).eval()
     probe = _probe_of(tokenizer)
-    trained = _logits(model, probe)
-    largest = trained.abs().max().item()
     merged = None
-    if isinstance(model, PeftModel):
+    if goes_layer_by_layer:
+        trained, merged_logits = merge_in_pass(model, probe)
+        merged = _largest_difference(trained, merged_logits)
         model = merge_adapter(model)
-        merged = _distance(trained, model, probe)
+    else:
+        trained = _logits(model, probe)
+        if isinstance(model, PeftModel):
+            model = merge_adapter(model)
+            merged = _distance(trained, model, probe)
+    largest = trained.abs().max().item()
+    if merged is not None:
         _check_same(source, merged, largest)
     torch_dtype = getattr(torch, dtype)
     model.to(torch_dtype).save_pretrained(str(folder))
@@ -122,6 +140,17 @@ def write_fp8(plain: Path, folder: Path, *, trust: bool) -> WrittenModel:
     return WrittenModel(f"FP8 (the rest: {rest})", None, rounded, largest)
 
 
+def _goes_layer_by_layer(source: Path, dtype: str, trust: bool) -> bool:
+    """True for an adapter that a pass can merge into a base that is stored as it is written."""
+    adapter = fetch(str(source))
+    if adapter.base is None:
+        return False
+    base = fetch(adapter.base.path, "model", adapter.base.revision)
+    config = read_config(str(source), trust_remote_code=trust)
+    is_loaded_so = getattr(config, "dtype", None) == getattr(torch, dtype)
+    return is_loaded_so and can_merge_in_pass(adapter, base, dtype)
+
+
 def _load_written(folder: Path, head: str, dtype: torch.dtype, trust: bool) -> PreTrainedModel:
     """The model in a folder as plain transformers loads it.
 
@@ -161,8 +190,11 @@ def _logits(model: nn.Module, probe: Tensor) -> Tensor:
 
 def _distance(logits: Tensor, model: nn.Module, probe: Tensor) -> float:
     """The largest difference between these logits and those of a model."""
-    distances = (logits - _logits(model, probe)).abs()
-    return float(distances.max())
+    return _largest_difference(logits, _logits(model, probe))
+
+
+def _largest_difference(logits: Tensor, other_logits: Tensor) -> float:
+    return float((logits - other_logits).abs().max())
 
 
 def _check_same(source: Path, distance: float, largest: float) -> None:

@@ -183,6 +183,11 @@ class ModelFolder:
         return {name: weight.shape for name, weight in self._weights.items()}
 
     @property
+    def dtypes(self) -> set[str]:
+        """The data types of the weights, as safetensors calls them."""
+        return {weight.dtype for weight in self._weights.values()}
+
+    @property
     def rounded_weight(self) -> str:
         """The name of a matrix that is stored as whole numbers or in 8 bits.
 
