@@ -84,3 +84,12 @@ class Room:
             self.held_BHTD[moved, :, :tokens] = self.held_BHTD[indices[moved], :, :tokens]
         self.rows = len(indices)
         return self.held_BHTD[: self.rows, :, : self.tokens]
+
+
+def fill_places(ended_B: Tensor) -> Tensor:
+    """The rows that go on, in an order in which the last ones take the places of the ended."""
+    going = (~ended_B).nonzero().squeeze(1)
+    places = torch.arange(len(going), device=going.device)
+    is_free = ended_B[: len(going)]
+    places[is_free] = going[going >= len(going)]
+    return places

@@ -45,7 +45,7 @@ from runner.generate.padding import (
     pad,
     split_by_rows,
 )
-from runner.generate.roomy_cache import build_cache
+from runner.generate.roomy_cache import build_cache, fill_places
 from runner.io.temporary import temporarily
 from runner.model.adapted import Model as Model
 from runner.model.adapted import is_adapted
@@ -382,7 +382,7 @@ def _decode_by_loop(
             lengths_B[live_B[ended_B]] = step + 1
             if ended_B.all():
                 break
-            going = _fill_places(ended_B)
+            going = fill_places(ended_B)
             cache.batch_select_indices(going)
             live_B = live_B[going]
             token_B = token_B[going]
@@ -395,15 +395,6 @@ def _decode_by_loop(
         )
         position_ids = position_ids + 1
     return _cut_rows(tokens_BR, logprobs_BR, lengths_B)
-
-
-def _fill_places(ended_B: Tensor) -> Tensor:
-    """The rows that go on, in an order in which the last ones take the places of the ended."""
-    going = (~ended_B).nonzero().squeeze(1)
-    places = torch.arange(len(going), device=going.device)
-    is_free = ended_B[: len(going)]
-    places[is_free] = going[going >= len(going)]
-    return places
 
 
 def _distinct_prompts(
