@@ -7,16 +7,18 @@ from runner.command._known_answers import measure_answers
 from runner.command._sampled_answers import measure_sampled
 from runner.command._side import Side
 from runner.errors import DataError, Fault
+from runner.io.temporary import uncollected
 from runner.io.terminal import quiet
 
 
 def measure_side(side: Side) -> None:
     """Load a model once and measure every set; the model is freed, because another may follow."""
-    from runner.generate.judge import Figures
-    from runner.metric.ask import ask_live
-    from runner.metric.harness import run_tasks
-    from runner.training.components.scorers import build_metrics
-    from runner.training.components.trained_model import load_trained
+    with uncollected():
+        from runner.generate.judge import Figures
+        from runner.metric.ask import ask_live
+        from runner.metric.harness import run_tasks
+        from runner.training.components.scorers import build_metrics
+        from runner.training.components.trained_model import load_trained
 
     request = side.request
     with quiet():

@@ -14,6 +14,7 @@ from runner.config.run_name import ascii_spelt, folder_name
 from runner.errors import EnvironmentFault, Fault, FolderError
 from runner.io.files import display_path, files_of, read_json, remove, write_text
 from runner.io.hub import is_offline
+from runner.io.temporary import uncollected
 from runner.io.terminal import quiet
 from runner.model.architecture import modality_of
 from runner.model.gguf import NAMES, LlamaCpp, write_gguf
@@ -102,7 +103,8 @@ def _write(run: RunRecord, new: Path, dtype: str | None, trust: bool) -> Exporte
     stored = str(config.get("dtype") or "float32")
     if not _is_adapter(run) and dtype in (None, stored):
         return ExportedModel(stored, [_copy(source, new)])
-    from runner.model.merge import write_plain
+    with uncollected():
+        from runner.model.merge import write_plain
 
     trained = str(run.experiment.model.node.get("dtype") or "auto")
     if dtype is None and trained in DTYPES:
