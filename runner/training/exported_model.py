@@ -73,7 +73,9 @@ def export(
             origin = "the adapter was merged into its base in float32"
         facts = [f"{origin}, written as {written.dtype}", *written.notes]
         license = license or license_of(base_of(run))
-        write_text(new / "README.md", to_card(run, facts, license, pictures))
+        with uncollected():
+            card = to_card(run, facts, license, pictures)
+        write_text(new / "README.md", card)
         seal(new)
         if folder.exists():
             remove(folder)
@@ -110,7 +112,8 @@ def _write(run: RunRecord, new: Path, dtype: str | None, trust: bool) -> Exporte
     if dtype is None and trained in DTYPES:
         dtype = trained
     head = run.experiment.trainer.head
-    with quiet():
+    # Models are freed without a search for garbage, which would look at everything imported.
+    with quiet(), uncollected():
         written = write_plain(source, new, head=head, dtype=dtype, trust=trust)
     notes = []
     if written.merged is not None:
