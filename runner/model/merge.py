@@ -78,9 +78,11 @@ def write_plain(
     probe = _probe_of(tokenizer)
     merged = None
     if goes_layer_by_layer:
-        trained, merged_logits = merge_in_pass(model, probe)
-        merged = _largest_difference(trained, merged_logits)
-        model = merge_adapter(model)
+        result = merge_in_pass(model, probe)
+        model = result.model
+        trained = result.trained_logits
+        merged = _largest_difference(trained, result.merged_logits)
+        del result
     else:
         trained = _logits(model, probe)
         if isinstance(model, PeftModel):

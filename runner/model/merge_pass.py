@@ -2,22 +2,24 @@
 
 Weights of 16 bits stay so in memory: each layer is put into float32 while the pass is in it, where
 the sum of base and adapter is taken, and rounded once behind it. So merging needs the memory of the
-merged weights and of one layer, and each weight is widened once. The same sums in float32 as with
-the whole model in float32.
+merged weights and of one layer, and each weight is widened once.
 
 Letters at the end of a tensor's name are its shape: B texts, T tokens.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from peft import PeftModel, PeftType
+from peft.tuners.lora import Linear
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from runner.model.adapter import part_tied_layers
+from runner.model.adapter import merge_adapter, part_tied_layers
 from runner.model.model_files import ModelFolder
 
 HALF = (torch.bfloat16, torch.float16)
@@ -35,14 +37,24 @@ def can_merge_in_pass(adapter: ModelFolder, base: ModelFolder, dtype: str) -> bo
     return is_lora and base.is_plain and base.dtypes == {STORED_TYPES[dtype]}
 
 
-def merge_in_pass(model: PeftModel, probe_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """The logits of a model with its adapter, and with the adapter merged, both in float32.
+@dataclass(frozen=True)
+class MergedModel:
+    """A model with its adapter merged into it, in the type of its base."""
 
-    Afterwards the layers of the model are merged, and in the type of their base.
-    """
+    model: PreTrainedModel
+    # In float32, before the weights were rounded.
+    trained_logits: Tensor
+    merged_logits: Tensor
+
+
+def merge_in_pass(model: PeftModel, probe_BT: Tensor) -> MergedModel:
+    """Merge the adapter of a model into it, and compare their logits of some texts."""
     base = model.get_base_model()
     part_tied_layers(base)
-    merging = MergingPass(len(probe_BT))
+    layers = [layer for layer in base.modules() if isinstance(layer, BaseTunerLayer)]
+    output = base.get_output_embeddings()
+    adds_products = all(_is_product(layer) and layer is not output for layer in layers)
+    merging = MergingPass(len(probe_BT), adds_products=adds_products)
     adapted: set[nn.Module] = set()
     for module in base.modules():
         if isinstance(module, BaseTunerLayer):
@@ -58,14 +70,29 @@ def merge_in_pass(model: PeftModel, probe_BT: Tensor) -> tuple[Tensor, Tensor]:
         for handle in merging.handles:
             handle.remove()
     trained, merged = logits.float().chunk(2)
-    return trained, merged
+    if not adds_products:
+        return MergedModel(merge_adapter(model), trained, merged)
+    for layer in layers:
+        if layer not in merging.merged:
+            merging.add_product(layer)
+    return MergedModel(model.unload(), trained, merged)
+
+
+def _is_product(layer: BaseTunerLayer) -> bool:
+    """True where an adapter adds a product of two matrices to a linear layer, and nothing else."""
+    if type(layer) is not Linear or type(layer.get_base_layer()) is not nn.Linear:
+        return False
+    is_more = layer.lora_variant or any(layer.lora_bias.values()) or layer.fan_in_fan_out
+    return not is_more and len(layer.active_adapters) == 1
 
 
 class MergingPass:
     """The hooks of a pass whose first rows go through the adapter, and the others through sums."""
 
-    def __init__(self, rows: int):
+    def __init__(self, rows: int, *, adds_products: bool):
         self.rows = rows  # of the probe
+        self.adds_products = adds_products  # else peft merges the layers
+        self.merged: set[nn.Module] = set()
         self.handles: list[Any] = []
         # The 16 bits of weights that are in float32 now.
         self.narrow: dict[nn.Parameter, Tensor] = {}
@@ -95,18 +122,43 @@ class MergingPass:
         def merge(
             layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
         ) -> Tensor:
-            layer.merge()
             inputs, *others = args
-            merged_output = layer.forward(inputs[self.rows :], *others, **kwargs)
-            # In its place, so that the pages of the base's file become those of the merged weights.
-            for weight in inner.parameters(False):
-                if weight in self.narrow:
-                    rounded = self.narrow.pop(weight)
-                    weight.data = rounded.copy_(weight.data)
+            if self.adds_products:
+                self._add_product(layer)
+                merged_output = inner.forward(inputs[self.rows :])
+            else:
+                layer.merge()
+                merged_output = layer.forward(inputs[self.rows :], *others, **kwargs)
+            self.merged.add(layer)
+            self._round(inner)
             return torch.cat([output[: self.rows], merged_output])
 
         self.handles.append(layer.register_forward_pre_hook(widen))
         self.handles.append(layer.register_forward_hook(merge, with_kwargs=True))
+
+    def add_product(self, layer: BaseTunerLayer) -> None:
+        """Merge a layer outside of the pass."""
+        inner = layer.get_base_layer()
+        self._widen(inner, ())
+        self._add_product(layer)
+        self._round(inner)
+
+    def _add_product(self, layer: BaseTunerLayer) -> None:
+        """Add the product of an adapter to the weights at once, without a matrix of their size."""
+        (name,) = layer.active_adapters
+        first = layer.lora_A[name].weight.data.float()
+        second = layer.lora_B[name].weight.data.float()
+        layer.get_base_layer().weight.data.addmm_(second, first, alpha=layer.scaling[name])
+
+    def _round(self, module: nn.Module) -> None:
+        """Round widened weights in their place.
+
+        So the pages of the file of the base become those of the merged weights.
+        """
+        for weight in module.parameters(False):
+            if weight in self.narrow:
+                rounded = self.narrow.pop(weight)
+                weight.data = rounded.copy_(weight.data)
 
     def _widen(self, module: nn.Module, args: object) -> None:
         for weight in module.parameters(False):
