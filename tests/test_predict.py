@@ -40,6 +40,7 @@ def tiny():
 
 
 @pytest.mark.slow
+@pytest.mark.dear("a process of its own, which imports torch")
 def test_an_answer_needs_no_library_of_training():
     words = ["predict", "model=hub", f"model.path={TINY}", "prompt=x", "max_new_tokens=1"]
     libraries = ["peft", "trl", "datasets", "bitsandbytes", "transformers.trainer"]
