@@ -27,7 +27,7 @@ from transformers.modeling_outputs import ModelOutput
 
 from runner.generate.sampler import Model, evaluating
 from runner.io.files import JsonObject
-from runner.model.padding_free import make_padding_free, to_line_arguments
+from runner.model.padding_free import equal_to_rounding, make_padding_free, to_line_arguments
 from runner.model.trunk import find_backbone
 from runner.run import SKIPPED, Run
 from runner.run.continuation import other_run
@@ -128,9 +128,23 @@ def _can_skip(model: Model) -> bool:
         return False
     if model.device.type != "cpu" or draws_dropout(model):
         return False
+    if getattr(model.config.get_text_config(), "output_router_logits", False):
+        return False  # the loss of the experts looks at the mask
     trunk = _trunk_of(model)
     with evaluating(trunk):
-        return make_padding_free(trunk)
+        return make_padding_free(trunk) and _keeps_positions(trunk)
+
+
+@torch.no_grad()
+def _keeps_positions(trunk: PreTrainedModel) -> bool:
+    """True for a trunk whose states of a padded batch are those of the line, on either side."""
+    mask_BT = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]], device=trunk.device)
+    ids_BT = torch.arange(mask_BT.numel(), device=trunk.device).view(mask_BT.shape)
+    padded_BTH = trunk(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).last_hidden_state
+    line = Line(mask_BT.bool())
+    states_NH = trunk(**line.arguments(ids_BT)).last_hidden_state[0]
+    is_same: bool = equal_to_rounding(states_NH, padded_BTH[line.mask_BT])
+    return is_same
 
 
 def draws_dropout(model: nn.Module) -> bool:
