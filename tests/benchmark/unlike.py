@@ -4,8 +4,8 @@
                 of conversations: CPU seconds for a token that is learnt from, beside TRL at its
                 default and with its packing or its padding-free batches; and how far the losses
                 of the same updates are apart
-    reference   three epochs of DPO and KTO with LoRA on rows of one length: the whole command
-                beside the whole script, and the peak of memory
+    reference   three epochs of DPO and KTO with LoRA on rows of 64 tokens and answers of about
+                64: the whole command beside the whole script, and the peak of memory
 
 run: python tests/benchmark/unlike.py
      python tests/benchmark/unlike.py --only unlike --kinds SFT DPO --repeats 3
@@ -42,9 +42,21 @@ REFERENCED = ("DPO", "KTO")
 BATCH = 8
 STEPS = 4
 SHORTEST, LONGEST = 20, 1_000
-MEDIAN, SPREAD = 148, 1.0  # of the lengths; the spread is that of their logarithms
 EPOCHS = 3
 WIDTH = {"unlike": 384, "reference": 256}
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of the prompts, and of the answers, which are lognormal between two bounds."""
+
+    prompt: int
+    median: int
+    spread: float  # of their logarithms
+
+    def drawn(self, draw: random.Random) -> int:
+        length = draw.lognormvariate(0, self.spread) * self.median
+        return int(min(LONGEST, max(SHORTEST, length)))
 
 
 @dataclass(frozen=True)
@@ -82,7 +94,7 @@ def main() -> None:
 def compare_lengths(bench: Bench, kind: str, chosen: argparse.Namespace) -> None:
     """The marks of one trainer on rows of unlike lengths."""
     model = write_model(bench.folder, kind, WIDTH["unlike"])
-    rows, tokens = write_rows(bench.folder, kind, STEPS * BATCH)
+    rows, tokens = write_rows(bench.folder, kind, STEPS * BATCH, Lengths(8, 140, 1.0))
     args: dict[str, object] = {
         "per_device_train_batch_size": BATCH,
         "max_steps": STEPS,
@@ -128,7 +140,7 @@ def compare_lengths(bench: Bench, kind: str, chosen: argparse.Namespace) -> None
 def compare_reference(bench: Bench, kind: str, chosen: argparse.Namespace) -> None:
     """The marks of one trainer with LoRA, whose reference is the base of the adapter."""
     model = write_model(bench.folder, kind, WIDTH["reference"])
-    rows = write_alike_rows(bench.folder, kind, 64)
+    rows, _ = write_rows(bench.folder, kind, 64, Lengths(64, 64, 0.5))
     args: dict[str, object] = {
         "per_device_train_batch_size": BATCH,
         "num_train_epochs": EPOCHS,
@@ -137,8 +149,7 @@ def compare_reference(bench: Bench, kind: str, chosen: argparse.Namespace) -> No
     }
     sides: dict[str, list[Measured]] = {"ours": [], "TRL": []}
     for number in range(chosen.repeats):
-        words = ["peft=lora", "peft.learning_rate_factor=1"]
-        ours = train_ours(bench, kind, rows, f"ours{number}", model, args, *words)
+        ours = train_ours(bench, kind, rows, f"ours{number}", model, args, "peft=lora")
         theirs = train_theirs(bench, kind, rows, f"theirs{number}", model, args, adapter=True)
         sides["ours"].append(ours)
         sides["TRL"].append(theirs)
@@ -253,35 +264,23 @@ def write_model(folder: Path, kind: str, width: int) -> Path:
     return place
 
 
-def write_rows(folder: Path, kind: str, count: int) -> tuple[Path, int]:
-    """Rows of unlike lengths, and the tokens of all of them."""
+def write_rows(folder: Path, kind: str, count: int, lengths: Lengths) -> tuple[Path, int]:
+    """Rows with answers of unlike lengths, and the tokens of all answers."""
     draw = random.Random(0)
     lines = []
     tokens = 0
 
     def answer() -> str:
         nonlocal tokens
-        length = draw.lognormvariate(0, SPREAD) * MEDIAN
-        length = int(min(LONGEST, max(SHORTEST, length)))
+        length = lengths.drawn(draw)
         tokens += length
-        return digits(draw, length - 8)
+        return digits(draw, length)
 
     for _ in range(count):
-        lines.append(row_of(kind, digits(draw, 8), answer, draw))
-    path = folder / f"unlike-{kind}.jsonl"
+        lines.append(row_of(kind, digits(draw, lengths.prompt), answer, draw))
+    path = folder / f"{kind}-{lengths.median}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in lines))
     return path, tokens
-
-
-def write_alike_rows(folder: Path, kind: str, count: int) -> Path:
-    """Rows of about one length, half of it the prompt."""
-    draw = random.Random(0)
-    lines = []
-    for _ in range(count):
-        lines.append(row_of(kind, digits(draw, 64), lambda: digits(draw, 64), draw))
-    path = folder / f"alike-{kind}.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in lines))
-    return path
 
 
 def row_of(kind: str, prompt: str, answer, draw: random.Random) -> dict[str, object]:
