@@ -9,14 +9,15 @@ samples  ``evaluate`` with eight samples for each of 500 prompts, beside ``model
          lm-evaluation-harness on its ``hf`` model
 
 run: python tests/benchmark/use.py                         all of it: 12 minutes on one core
-     python tests/benchmark/use.py --only merge --size 1B --repeats 3
+     python tests/benchmark/use.py --only merge --dtype bfloat16 float32
+     python tests/benchmark/use.py --only merge --size 160M     where libraries are most of memory
 
 Seconds are CPU seconds of the whole process, user and system, one thread, medians of the repeats,
 whose sides take turns; modules are compiled beforehand. ``own`` memory is what no file backs, and
 ``peak`` has the pages of files in it, too. With several ``--batches`` each side takes its fastest,
 found by one run of each beforehand. The answers of ``predict``, ``chat`` and
 the pipeline must be equal, the merged weights too but for rounding, and the mean length of sampled
-answers must agree; else the script ends with an error.
+answers must agree; else the script ends with an error. The model of 1 B takes 10 GB of disk.
 
 Left out on purpose: cards, vLLM, and models that need another tokenizer.
 """
@@ -140,8 +141,8 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--repeats", type=int, help="5; of merge and samples 3")
-    parser.add_argument("--size", choices=SIZES, default="160M", help="of the merged model")
-    parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--size", choices=SIZES, default="1B", help="of the merged model")
+    parser.add_argument("--dtype", nargs="+", default=["bfloat16"])
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     parser.add_argument("--without-lm-eval", action="store_true")
     add_option(parser)
