@@ -48,9 +48,10 @@ DEVIATIONS = ("_std", "/std")
 
 def notes_of(trainer: Trainer, mode: str) -> Notes | None:
     """Notes of a trainer since it logged, of a mode, ``train`` or ``eval``; None without any."""
+    attributes = vars(trainer)
     for attribute in NOTES:
-        if hasattr(trainer, attribute):
-            notes: Any = getattr(trainer, attribute)
+        if attribute in attributes:
+            notes: Any = attributes[attribute]
             by_mode = bool(notes) and isinstance(next(iter(notes.values())), Mapping)
             mode_notes: Notes | None = notes.get(mode, {}) if by_mode else notes
             return mode_notes
