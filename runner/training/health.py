@@ -96,6 +96,7 @@ class Health(TrainerCallback):
     facts: Facts = field(default_factory=Facts)
     others_clip: bool = False  # another callback may change gradients before the optimizer's step
     alarms: list[Alarm] = field(default_factory=list)
+    ascent: GradientAscent | None = None  # the alarm that asks for the slope of a step
     last_step: Step = field(default_factory=lambda: Step(0))
 
     # What this step has shown so far.
@@ -123,7 +124,7 @@ class Health(TrainerCallback):
             self.length = _answer_length(batch)
         loss = loss.detach() if loss.requires_grad else loss
         self.loss = loss if self.loss is None else self.loss + loss
-        if any(isinstance(alarm, GradientAscent) and not alarm.over for alarm in self.alarms):
+        if self.ascent is not None and not self.ascent.over:
             self.before_step = Slope(self.probe.weights(), self.probe.gradients())
         accelerator = getattr(trainer, "accelerator", None)
         if accelerator is None or accelerator.sync_gradients:
@@ -171,10 +172,13 @@ class Health(TrainerCallback):
         memory = read_json(folder / f"checkpoint-{step}" / MEMORY)
         self.fresh = [vars(alarm) for alarm in self.build(resumed=False)]
         self.alarms = self.build(resumed=step > 0 and memory is None)
+        self.ascent = None
         for alarm in self.alarms:
             remembered = (memory or {}).get(alarm.name, {})
             vars(alarm).update(remembered)
             alarm.facts = self.facts
+            if isinstance(alarm, GradientAscent):
+                self.ascent = alarm
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
@@ -270,7 +274,9 @@ class Health(TrainerCallback):
             if name in NOTED:
                 fresh = values[self.notes_read.get(name, 0) :]
                 counts[name] = len(values)
-                if fresh:
+                if len(fresh) == 1:
+                    means[name] = float(fresh[0])
+                elif fresh:
                     means[name] = statistics.fmean(map(float, fresh))
         self.notes_read = counts
         return means

@@ -52,7 +52,7 @@ def notes_of(trainer: Trainer, mode: str) -> Notes | None:
     for attribute in NOTES:
         if attribute in attributes:
             notes: Any = attributes[attribute]
-            by_mode = bool(notes) and isinstance(next(iter(notes.values())), Mapping)
+            by_mode = bool(notes) and isinstance(next(iter(notes.values())), dict)
             mode_notes: Notes | None = notes.get(mode, {}) if by_mode else notes
             return mode_notes
     return None

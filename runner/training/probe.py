@@ -12,7 +12,6 @@ from torch.nn.utils import get_total_norm
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-
 class Probe:
     """Small pieces of the trained weights, spread evenly; what befalls all weights shows there.
 
@@ -88,14 +87,14 @@ class Probe:
         return get_total_norm(gradients) if gradients else None
 
     def change(self, weights: Tensor | None) -> Tensor | None:
-        """On the device, true where an entry that is looked at is not what it was.
+        """On the device, not 0 where an entry that is looked at is not what it was.
 
         ``weights`` are those of now, compared with the last ones that ``has_moved`` was given. None
         where no weight is trained.
         """
         if weights is None or self.before is None:
             return None
-        return (weights != self.before).any()
+        return torch.dist(weights, self.before, math.inf)
 
     def has_moved(self, weights: Tensor | None, change: float | None) -> bool | None:
         """True where a weight has changed since the last call, None where that is not known.

@@ -177,7 +177,7 @@ def measure(scratch: Path, name: str, options: argparse.Namespace) -> marks.Mark
     for repeat in range(options.repeats):
         words = words_of(name, folder, steps, repeat)
         words |= dict(word.split("=", 1) for word in options.words)
-        ours, plain = take_turns(words, folder / str(repeat))
+        ours, plain = take_turns(words, words, folder / str(repeat))
         if ours["losses"] != plain["losses"] or not ours["losses"]:
             raise SystemExit(f"{name}: the losses differ:\n{ours['losses']}\n{plain['losses']}")
         cost.add(ours["seconds"], plain["seconds"])
@@ -229,13 +229,15 @@ def words_of(name: str, folder: Path, steps: int, seed: int) -> dict[str, object
     }
 
 
-def take_turns(words: dict[str, object], scratch: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def take_turns(
+    our_words: dict[str, object], plain_words: dict[str, object], scratch: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the meters of both sides have seen of one training."""
     scratch.mkdir()
     ends = socket.socketpair()
     sides: list[Side] = [
-        our_side(words, scratch / "ours.json", "step.Meter", ends[0]),
-        plain_side(words, scratch / "plain.json", callback="step.Meter", baton=ends[1]),
+        our_side(our_words, scratch / "ours.json", "step.Meter", ends[0]),
+        plain_side(plain_words, scratch / "plain.json", callback="step.Meter", baton=ends[1]),
     ]
     for side, end in zip(sides, ends, strict=True):
         side.start([end])
