@@ -19,7 +19,6 @@ import torch
 from accelerate.utils import gather
 from peft import PeftConfig
 from torch import Tensor, nn
-from torch.linalg import vector_norm
 from torch.optim import Optimizer
 from transformers import (
     Trainer,
@@ -157,7 +156,7 @@ class Health(TrainerCallback):
         self.measures_norm = (
             self.others_clip or self.facts.clips_to_nothing or torch.float16 in dtypes
         )
-        self.device = args.device
+        self.is_shared = torch.distributed.is_available() and torch.distributed.is_initialized()
         self._recall(Path(args.output_dir), state.global_step)
         self.gradient = None
         self.unclipped = None
@@ -207,7 +206,9 @@ class Health(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        figures = gather_figures(self._figures(), self.device)
+        figures = self._figures()
+        if self.is_shared:
+            figures = gather_figures(figures, args.device)
         self.loss = None
         self.unclipped = None
         self.norm = None
@@ -242,7 +243,7 @@ class Health(TrainerCallback):
             "loss": self.loss,
             "norm": self.norm,
             "length": self.length,
-            "weight": None if weights is None else vector_norm(weights),
+            "weight": None if weights is None else weights.dot(weights),
             "slope": self.before_step.cosine(weights) if self.before_step else None,
             "change": moving.change(moving_weights),
         }
@@ -250,7 +251,7 @@ class Health(TrainerCallback):
         figures = dict(zip(seen, read_at_once(list(seen.values())), strict=True))
         root_mean_square = None
         if weights is not None:
-            root_mean_square = figures["weight"] / math.sqrt(len(weights))
+            root_mean_square = math.sqrt(figures["weight"] / len(weights))
         rewards = {}
         if self.rewards is not None:
             for name, (low, high, count) in self.rewards().items():

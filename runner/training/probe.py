@@ -41,7 +41,7 @@ class Probe:
         addresses = [_local_part(weight).data_ptr() for weight in self.picked]
         if addresses != self.addresses:
             self.addresses = addresses
-            self.pieces = [_piece(weight) for weight in self.picked]
+            self.pieces = [_piece(weight.detach()) for weight in self.picked]
         return _in_a_row(self.pieces)
 
     @torch.no_grad()
@@ -94,7 +94,8 @@ class Probe:
         """
         if weights is None or self.before is None:
             return None
-        return torch.dist(weights, self.before, math.inf)
+        change = weights - self.before
+        return change.dot(change)
 
     def has_moved(self, weights: Tensor | None, change: float | None) -> bool | None:
         """True where a weight has changed since the last call, None where that is not known.
@@ -182,7 +183,7 @@ def _gradient(weight: Tensor) -> Tensor | None:
 
 def _piece(tensor: Tensor) -> Tensor:
     """The first entries of the middle row, without a copy of the tensor."""
-    tensor = _local_part(tensor).detach()
+    tensor = _local_part(tensor)
     middle = [size // 2 for size in tensor.shape[:-1]]
     return tensor[(*middle, slice(Probe.ENTRIES))]
 

@@ -48,24 +48,23 @@ class Kind:
     words: dict[str, object] = field(default_factory=dict)
 
 
-SAMPLED = Kind(
-    ("prompt",),
-    64,
-    {
-        "reward": "distinct_characters",
-        "trainer.args.max_completion_length": 16,
-        "trainer.args.per_device_train_batch_size": 8,
-    },
-)
+# Before the first step nothing is computed that no clock would see.
+REFERENCE: dict[str, object] = {"trainer.args.precompute_ref_log_probs": "false"}
+SAMPLING: dict[str, object] = {
+    "reward": "distinct_characters",
+    "trainer.args.max_completion_length": 16,
+    "trainer.args.per_device_train_batch_size": 8,
+}
 KINDS = {
     "sft": Kind(("prompt", "completion"), 240),
     "reward": Kind(("prompt", "chosen", "rejected"), 120),
-    "dpo": Kind(("prompt", "chosen", "rejected"), 120),
+    "dpo": Kind(("prompt", "chosen", "rejected"), 120, REFERENCE),
     "orpo": Kind(("prompt", "chosen", "rejected"), 120),
     "cpo": Kind(("prompt", "chosen", "rejected"), 120),
-    "kto": Kind(("prompt", "completion"), 160),
-    "grpo": SAMPLED,
-    "rloo": SAMPLED,
+    "kto": Kind(("prompt", "completion"), 160, REFERENCE),
+    # A step is 8 completions: of 1 prompt with GRPO, of 4 with RLOO.
+    "grpo": Kind(("prompt",), 64, SAMPLING),
+    "rloo": Kind(("prompt",), 256, SAMPLING),
 }
 
 

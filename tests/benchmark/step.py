@@ -58,7 +58,10 @@ KINDS = {
     "dpo": Kind(
         {"prompt": 24, "chosen": 8, "rejected": 8},
         220,
-        {"trainer.args.per_device_train_batch_size": 4},
+        {
+            "trainer.args.per_device_train_batch_size": 4,
+            "trainer.args.precompute_ref_log_probs": "false",
+        },
     ),
     "grpo": Kind(
         {"prompt": 24},
