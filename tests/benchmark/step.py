@@ -226,6 +226,7 @@ def words_of(name: str, folder: Path, steps: int, seed: int) -> dict[str, object
         "metric": "none",
         "seed": seed,
         "output_root": folder / "made",
+        "trainer.skip_padding": "false",  # the completions of a step may be of unlike lengths
         "trainer.args.max_steps": steps,
         "trainer.args.save_strategy": "no",
         **KINDS[name].words,
