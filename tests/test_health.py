@@ -708,6 +708,7 @@ def test_a_healthy_training_ends():
     [
         ("not_finite", [{}, {}, {"loss": NAN}]),
         ("not_finite", [{}, {"gradient": NAN}]),
+        ("not_finite", [{"raw": 1e30, "gradient": 0.0}]),
         ("not_finite", [{}, {"raw": 1e30, "gradient": 0.0}]),
         ("not_finite", [{}, {"change": math.inf}]),
         ("zero_gradient", [{"gradient": 0.0}] * 3),
@@ -723,6 +724,15 @@ def test_a_sick_training_stops_at_the_step_that_shows_it(name, steps):
         for step in steps:
             training.step(**step)
     assert training.state.global_step == len(steps)
+
+
+def test_a_gradient_that_another_callback_takes_away_had_a_finite_norm():
+    training = Training()
+    training.health.others_clip = True
+    training.event("train_begin")
+    with pytest.raises(SickRun, match="zero_gradient at step 5"):
+        for gradient in (1.0, 1.0, 0.0, 0.0, 0.0):
+            training.step(raw=1.0, gradient=gradient)
 
 
 def test_weights_that_stay_in_a_warm_up_are_no_sickness():

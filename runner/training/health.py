@@ -93,14 +93,17 @@ class Health(TrainerCallback):
     # The lowest and the highest value of each reward so far, and their count.
     rewards: Callable[[], Mapping[str, tuple[float, float, int]]] | None = None
     facts: Facts = field(default_factory=Facts)
+    others_clip: bool = False  # another callback may change gradients before the optimizer's step
     alarms: list[Alarm] = field(default_factory=list)
+    ascent: GradientAscent | None = None  # the alarm that asks for the slope of a step
     last_step: Step = field(default_factory=lambda: Step(0))
 
     # What this step has shown so far.
     notes: Notes | None = None
     loss: Tensor | None = None
     length: Tensor | None = None
-    norm: Tensor | None = None  # of the gradient before its clip
+    unclipped: Tensor | None = None  # the size of a piece of the gradient before its clip
+    norm: Tensor | None = None  # of the gradient before its clip, where no piece tells it
     gradient: float | None = None
     before_step: Slope | None = None
     skipped: bool = False
@@ -120,10 +123,20 @@ class Health(TrainerCallback):
             self.length = _answer_length(batch)
         loss = loss.detach() if loss.requires_grad else loss
         self.loss = loss if self.loss is None else self.loss + loss
-        if any(isinstance(alarm, GradientAscent) and not alarm.over for alarm in self.alarms):
+        if self.ascent is not None and not self.ascent.over:
             self.before_step = Slope(self.probe.weights(), self.probe.gradients())
         accelerator = getattr(trainer, "accelerator", None)
         if accelerator is None or accelerator.sync_gradients:
+            self._look_before_clip()
+
+    def _look_before_clip(self) -> None:
+        """Look at a piece of the gradient, which tells later if its clip has made all of it 0.
+
+        Where that is not certain to tell, take the norm of all of it, which costs more.
+        """
+        if not self.measures_norm:
+            self.unclipped = self.trained.glimpse()
+        if self.unclipped is None:
             self.norm = self.trained.norm()
 
     def on_train_begin(
@@ -137,10 +150,16 @@ class Health(TrainerCallback):
         self.trained = Probe(model)
         # Of PPO's model, the alarms look at the policy, not at its critic.
         self.probe = Probe(model.policy) if hasattr(model, "policy") else self.trained
-        is_half = any(weight.dtype in HALF_PRECISION for weight in self.trained.all)
-        self.facts = replace(self.facts, is_half=is_half)
+        dtypes = {weight.dtype for weight in self.trained.all}
+        self.facts = replace(self.facts, is_half=not dtypes.isdisjoint(HALF_PRECISION))
+        # A gradient may become 0 by something else than a clip by an infinite norm.
+        self.measures_norm = (
+            self.others_clip or self.facts.clips_to_nothing or torch.float16 in dtypes
+        )
+        self.is_shared = torch.distributed.is_available() and torch.distributed.is_initialized()
         self._recall(Path(args.output_dir), state.global_step)
         self.gradient = None
+        self.unclipped = None
         self.norm = None
         self.before_step = None
         self.skipped = False
@@ -152,15 +171,21 @@ class Health(TrainerCallback):
         memory = read_json(folder / f"checkpoint-{step}" / MEMORY)
         self.fresh = [vars(alarm) for alarm in self.build(resumed=False)]
         self.alarms = self.build(resumed=step > 0 and memory is None)
+        self.ascent = None
         for alarm in self.alarms:
             remembered = (memory or {}).get(alarm.name, {})
             vars(alarm).update(remembered)
             alarm.facts = self.facts
+            if isinstance(alarm, GradientAscent):
+                self.ascent = alarm
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         self.gradient = self.probe.gradient()
+        if self.gradient == 0 and self.unclipped is not None and self.unclipped != 0:
+            # A finite norm would have left something of it.
+            self.norm = torch.full_like(self.unclipped, math.inf)
 
     def on_optimizer_step(
         self,
@@ -181,8 +206,11 @@ class Health(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        figures = gather_figures(self._figures(), args.device)
+        figures = self._figures()
+        if self.is_shared:
+            figures = gather_figures(figures, args.device)
         self.loss = None
+        self.unclipped = None
         self.norm = None
         self.before_step = None
         step = Step(
@@ -215,7 +243,7 @@ class Health(TrainerCallback):
             "loss": self.loss,
             "norm": self.norm,
             "length": self.length,
-            "weight": None if weights is None else weights.norm(),
+            "weight": None if weights is None else weights.dot(weights),
             "slope": self.before_step.cosine(weights) if self.before_step else None,
             "change": moving.change(moving_weights),
         }
@@ -223,7 +251,7 @@ class Health(TrainerCallback):
         figures = dict(zip(seen, read_at_once(list(seen.values())), strict=True))
         root_mean_square = None
         if weights is not None:
-            root_mean_square = figures["weight"] / math.sqrt(len(weights))
+            root_mean_square = math.sqrt(figures["weight"] / len(weights))
         rewards = {}
         if self.rewards is not None:
             for name, (low, high, count) in self.rewards().items():
@@ -247,7 +275,9 @@ class Health(TrainerCallback):
             if name in NOTED:
                 fresh = values[self.notes_read.get(name, 0) :]
                 counts[name] = len(values)
-                if fresh:
+                if len(fresh) == 1:
+                    means[name] = float(fresh[0])
+                elif fresh:
                     means[name] = statistics.fmean(map(float, fresh))
         self.notes_read = counts
         return means

@@ -48,10 +48,11 @@ DEVIATIONS = ("_std", "/std")
 
 def notes_of(trainer: Trainer, mode: str) -> Notes | None:
     """Notes of a trainer since it logged, of a mode, ``train`` or ``eval``; None without any."""
+    attributes = vars(trainer)
     for attribute in NOTES:
-        if hasattr(trainer, attribute):
-            notes: Any = getattr(trainer, attribute)
-            by_mode = bool(notes) and isinstance(next(iter(notes.values())), Mapping)
+        if attribute in attributes:
+            notes: Any = attributes[attribute]
+            by_mode = bool(notes) and isinstance(next(iter(notes.values())), dict)
             mode_notes: Notes | None = notes.get(mode, {}) if by_mode else notes
             return mode_notes
     return None

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 from torch.nn.utils import get_total_norm
 
 # The integers whose sum shows a change of any bit, by the bytes of an entry.
@@ -33,14 +34,14 @@ class Probe:
         self.pieces = list[Tensor]()
         self.before = self.weights()
         self.bits: int | None = None
+        self.shows_gradient = False  # the first piece that ``gradient`` looks at was not all 0
 
-    @torch.no_grad()
     def weights(self) -> Tensor | None:
         """The entries that are looked at, in one row; None where no weight is trained."""
         addresses = [_local_part(weight).data_ptr() for weight in self.picked]
         if addresses != self.addresses:
             self.addresses = addresses
-            self.pieces = [_piece(weight) for weight in self.picked]
+            self.pieces = [_piece(weight.detach()) for weight in self.picked]
         return _in_a_row(self.pieces)
 
     @torch.no_grad()
@@ -52,37 +53,49 @@ class Probe:
             pieces.append(_piece(torch.zeros_like(weight) if gradient is None else gradient))
         return _in_a_row(pieces)
 
-    @torch.no_grad()
     def gradient(self) -> float | None:
         """The size of the largest entry of a piece that is not all 0; NaN where one is NaN.
 
         0 only where every gradient is 0 everywhere; None where no weight has a gradient.
         """
+        self.shows_gradient = True
         for weight in reversed(self.picked):
             gradient = _gradient(weight)
             if gradient is not None:
-                size = float(_piece(gradient).abs().max())
+                size: float = _largest_entry(gradient).item()
                 if size != 0:
                     return size
+                self.shows_gradient = False
         sizes = [float(gradient.abs().max()) for gradient in self._all_gradients()]
         return largest(sizes) if sizes else None
 
-    @torch.no_grad()
+    def glimpse(self) -> Tensor | None:
+        """The size of the largest entry of the piece that ``gradient`` looks at first.
+
+        None where that piece was all 0 the last time, and the first time.
+        """
+        if self.shows_gradient:
+            for weight in reversed(self.picked):
+                gradient = _gradient(weight)
+                if gradient is not None:
+                    return _largest_entry(gradient)
+        return None
+
     def norm(self) -> Tensor | None:
         """The norm of all gradients that this process holds; None where it holds none."""
         gradients = list(self._all_gradients())
         return get_total_norm(gradients) if gradients else None
 
-    @torch.no_grad()
     def change(self, weights: Tensor | None) -> Tensor | None:
-        """On the device, true where an entry that is looked at is not what it was.
+        """On the device, not 0 where an entry that is looked at is not what it was.
 
         ``weights`` are those of now, compared with the last ones that ``has_moved`` was given. None
         where no weight is trained.
         """
         if weights is None or self.before is None:
             return None
-        return (weights != self.before).any()
+        change = weights - self.before
+        return change.dot(change)
 
     def has_moved(self, weights: Tensor | None, change: float | None) -> bool | None:
         """True where a weight has changed since the last call, None where that is not known.
@@ -134,7 +147,11 @@ def read_at_once(numbers: Sequence[Tensor]) -> list[float]:
     if not numbers:
         return []
     device = numbers[0].device
-    row = [number.detach().reshape(()).to(device) for number in numbers]
+    row = []
+    for number in numbers:
+        if number.device != device:
+            number = number.to(device)
+        row.append(number if number.dim() == 0 else number.reshape(()))
     values: list[float] = torch.stack(row).tolist()
     return values
 
@@ -167,9 +184,13 @@ def _gradient(weight: Tensor) -> Tensor | None:
 def _piece(tensor: Tensor) -> Tensor:
     """The first entries of the middle row, without a copy of the tensor."""
     tensor = _local_part(tensor)
-    middle = tuple(size // 2 for size in tensor.shape[:-1])
-    row = tensor[middle] if middle else tensor
-    return row[: Probe.ENTRIES]
+    middle = [size // 2 for size in tensor.shape[:-1]]
+    return tensor[(*middle, slice(Probe.ENTRIES))]
+
+
+def _largest_entry(tensor: Tensor) -> Tensor:
+    """The size of the largest entry of the piece of a tensor, NaN where one is NaN."""
+    return vector_norm(_piece(tensor), math.inf)
 
 
 def _in_a_row(pieces: Sequence[Tensor]) -> Tensor | None:
@@ -177,5 +198,6 @@ def _in_a_row(pieces: Sequence[Tensor]) -> Tensor | None:
     if not pieces:
         return None
     device = pieces[0].device
-    on_one_device = [piece.to(device) for piece in pieces]
-    return torch.cat(on_one_device).to(torch.float32)
+    if any(piece.device != device for piece in pieces):
+        pieces = [piece.to(device) for piece in pieces]
+    return torch.cat(pieces).to(torch.float32)

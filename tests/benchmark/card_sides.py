@@ -10,6 +10,7 @@ run: python tests/benchmark/card_sides.py TASK.json     (the scripts do it)
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -251,17 +252,20 @@ def is_importable(name: str, python: str = sys.executable) -> bool:
 
 def train_plain(task: Mapping[str, Any]) -> None:
     """Train as a script that knows nothing of the runner but the arguments of a run."""
-    import importlib
-
     import torch
-    import trl
     from datasets import Dataset
     from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        BitsAndBytesConfig,
+    )
 
     config = task["config"]
     args = dict(config["trainer"]["args"])
-    args_name = args.pop("_target_").removeprefix("trl.")
+    args_path = args.pop("_target_")
+    args_name = args_path.rpartition(".")[2]
     args |= {
         "output_dir": task["output_dir"],
         "seed": config["seed"],
@@ -288,16 +292,18 @@ def train_plain(task: Mapping[str, Any]) -> None:
         settings.pop("learning_rate_factor", None)  # which is in the learning rate by now
         peft_config = LoraConfig(**settings, task_type="CAUSAL_LM")
     further = {}
-    if args_name == "GRPOConfig":
+    if args_name in ("GRPOConfig", "RLOOConfig"):
         further["reward_funcs"] = count_distinct
-    module, _, name = task["callback"].rpartition(".")
-    callback_class = getattr(importlib.import_module(module), name)
+    callback_class = load_by_path(task["callback"])
     callback = callback_class(result=task["result"], baton=task["baton"], first=False)
     path = config["model"]["path"]
-    trainer_class = getattr(trl, args_name.replace("Config", "Trainer"))
-    trainer = trainer_class(
-        model=AutoModelForCausalLM.from_pretrained(path, **loading),
-        args=getattr(trl, args_name)(**args),
+    model_class = AutoModelForCausalLM
+    if config["trainer"]["head"] == "score":
+        model_class = AutoModelForSequenceClassification
+        loading["num_labels"] = 1
+    trainer = load_by_path(config["trainer"]["_target_"])(
+        model=model_class.from_pretrained(path, **loading),
+        args=load_by_path(args_path)(**args),
         train_dataset=Dataset.from_json(config["dataset"]["path"]),
         processing_class=AutoTokenizer.from_pretrained(path),
         peft_config=peft_config,
@@ -305,6 +311,12 @@ def train_plain(task: Mapping[str, Any]) -> None:
         **further,
     )
     trainer.train()
+
+
+def load_by_path(path: str) -> Any:
+    """What stands at a dotted path."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def count_distinct(completions: Sequence[str], **columns: object) -> list[float]:

@@ -3,9 +3,10 @@
 startup   what only composes and checks, beside a bare Hydra application run       one run of SFT
 and of DPO: ours with held-out scores of 100 rows before and after, a sealed checkpoint, curves
           and a manifest; the script and the command load, train and save; and 10 steps of DPO
-step      what each further step costs: the difference between a long and a short run, by the number
-of steps sweep     16 runs of DPO as one sweep, as separate commands, and by TRL's command; nothing
-is evaluated
+sweep     16 runs of DPO as one sweep, as separate commands, and by TRL's command; nothing is
+          evaluated
+
+What each further step costs is measured by ``step.py``.
 
 run: python tests/benchmark/overhead.py                             all of it: 20 minutes on two
 cores
@@ -37,7 +38,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 MODEL = ROOT / "runner" / "model" / "tiny"
 ROWS = ROOT / "runner" / "dataset" / "toy_sort"
-PARTS = ("startup", "run", "step", "sweep")
+PARTS = ("startup", "run", "sweep")
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "hydra-core")
 RATES = (1e-5, 3e-5, 1e-4, 3e-4)
 COEFFICIENTS = (0.05, 0.1, 0.2, 0.5)
@@ -101,9 +102,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         measure = Measure(Path(name), chosen.repeats)
         for part in chosen.only:
-            {"startup": startup, "run": run, "step": step, "sweep": measure_sweep(chosen.values)}[
-                part
-            ](measure)
+            parts = {"startup": startup, "run": run, "sweep": measure_sweep(chosen.values)}
+            parts[part](measure)
 
 
 class Measure:
@@ -206,17 +206,6 @@ def run(measure: Measure) -> None:
         )
     ten = sides_of("dpo", 10, PAIRS, measure.folder)
     print_row(f"dpo, 10 steps of {PAIRS}", measure.medians(ten))
-
-
-def step(measure: Measure) -> None:
-    for kind, size in (("sft", 4), ("dpo", 4)):
-        few, many = (sides_of(kind, steps, size, measure.folder, logs=True) for steps in (20, 420))
-        costs: dict[str, list[float]] = {side: [] for side in many}
-        for _ in range(measure.repeats):
-            for side in many:
-                costs[side].append(measure.cost(many[side]) - measure.cost(few[side]))
-        milliseconds = {side: statistics.median(costs[side]) / 400 * 1000 for side in many}
-        print_row(f"{kind}, a further step of {size}, milliseconds", milliseconds)
 
 
 def weights_by_key(folder: Path) -> dict[str, bytes]:

@@ -14,7 +14,12 @@ from runner.training.callback.progress import Progress
 from runner.training.callback.slower import Slower
 from runner.training.callback.step_record import Record
 from runner.training.callback.stop import StopAtStep, StopRequest
-from runner.training.callback.user import ServedParts, build_callbacks, build_own_trackers
+from runner.training.callback.user import (
+    ServedParts,
+    build_callbacks,
+    build_own_trackers,
+    handles,
+)
 from runner.training.checkpoint import Seal
 from runner.training.health import Health
 from runner.training.moved_models import MovedModels
@@ -71,6 +76,10 @@ def add_callbacks(
     for user_callback in build_callbacks(run.experiment.callbacks, parts, trainer):
         trainer.add_callback(user_callback)
         user_callback.on_init_end(trainer.args, trainer.state, trainer.control)
+    health.others_clip = any(
+        handles(type(other), "on_pre_optimizer_step")
+        for other in trainer.callback_handler.callbacks
+    )
     callbacks: list[TrainerCallback] = []
     if stop is not None:
         callbacks.append(StopAtStep(stop, seal.cycle_steps))

@@ -26,6 +26,12 @@ class StopAtStep(TrainerCallback):
     def __init__(self, stop: StopRequest, cycle_steps: int = 1):
         self.stop = stop
         self.cycle_steps = cycle_steps
+        self.processes = 1
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        self.processes = args.world_size  # takes long to ask for at each step
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
@@ -38,7 +44,7 @@ class StopAtStep(TrainerCallback):
         if state.global_step % self.cycle_steps:
             return
         number = self.stop.number
-        if args.world_size > 1:
+        if self.processes > 1:
             heard = gather(torch.tensor([number or 0], device=args.device))
             number = int(heard.max()) or None
             if number and self.stop.number is None:

@@ -201,12 +201,12 @@ def _contain(callback: TrainerCallback, where: str) -> None:
         )
 
     for event_name in dir(TrainerCallback):
-        if event_name.startswith("on_") and _handles(type(callback), event_name):
+        if event_name.startswith("on_") and handles(type(callback), event_name):
             event = getattr(callback, event_name)
             setattr(callback, event_name, functools.partial(contain_event, event))
 
 
-def _handles(kind: type, event_name: str) -> bool:
+def handles(kind: type, event_name: str) -> bool:
     """True where a class overrides an event of TrainerCallback, or has it without being one."""
     unchanged = getattr(TrainerCallback, event_name)
     return getattr(kind, event_name, unchanged) is not unchanged
@@ -219,7 +219,7 @@ class PredictionEvents:
         handling = {}
         for name, node in nodes.items():
             kind = locate(node["_target_"])
-            if _handles(kind, "on_prediction_step") or _handles(kind, "on_predict"):
+            if handles(kind, "on_prediction_step") or handles(kind, "on_predict"):
                 handling[name] = node
         callbacks = build_callbacks(handling, parts)
         self.handler = CallbackHandler(callbacks, model, parts["tokenizer"], None, None)
