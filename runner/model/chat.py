@@ -17,12 +17,12 @@ from trl import chat_template_utils as trl_templates
 
 from runner.errors import ConfigError, Fault, describe
 from runner.io.files import read_json, shipped
-from runner.io.turns import Row, Turns
+from runner.io.turns import Row, Turns, WriteRow
 from runner.model import jinja
-from runner.model.encoding import render_row, tokenizer_of, write
+from runner.model.encoding import processor_of, render_row, tokenizer_of, write
 from runner.model.faults import costly_template
 from runner.model.jinja import ANSWER, KEY, PROBE, read_template
-from runner.model.reach import Reach, look_at_rows
+from runner.model.reach import Reach, compile_writer, look_at_rows
 from runner.schema.text import short_text
 
 OWN = "the tokenizer's own template"
@@ -181,7 +181,13 @@ def check_rendering(
     for file in jinja.SHELF.parent.glob("*/*.jinja"):
         if tokenizer.chat_template == file.read_text("utf-8"):
             return
-    texts = (render_row(tokenizer, row, answers) for row, answers in rows)
+    template = tokenizer.chat_template
+    if processor_of(tokenizer) is tokenizer and isinstance(template, str):
+        # Compiled once, it writes a row in a fraction of the time that the tokenizer takes.
+        write_turns = compile_writer(template, tokenizer.special_tokens_map)
+    else:
+        write_turns = _writer_of(tokenizer)
+    texts = (render_row(write_turns, row, answers) for row, answers in rows)
     number = jinja.find_excess(texts)
     if number is not None:
         row, _ = next(islice(rows, number, None))  # only the fork has gone through them
@@ -196,14 +202,19 @@ def look_at_texts(
 
     Each row comes with the columns of its answers.
     """
+    special_tokens = tokenizer_of(tokenizer).all_special_tokens
+    template = str(tokenizer.chat_template)
+    return look_at_rows(rows, _writer_of(tokenizer), template, special_tokens)
+
+
+def _writer_of(tokenizer: PreTrainedTokenizerBase) -> WriteRow:
+    """A function that has the tokenizer write turns with its template."""
 
     def write_turns(turns: Turns, row: Row, is_opened: bool) -> str:
         text: str = write(tokenizer, turns, row, tokenize=False, add_generation_prompt=is_opened)
         return text
 
-    special_tokens = tokenizer_of(tokenizer).all_special_tokens
-    template = str(tokenizer.chat_template)
-    return look_at_rows(rows, write_turns, template, special_tokens)
+    return write_turns
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> str:
