@@ -4,7 +4,7 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TypeAlias
 
@@ -306,6 +306,13 @@ def _type_of(name: str, value: object, turn: Turn) -> List | Value:
 
 
 # --- Converted rows -----------------------------------------------------------------------------
+def iterate(rows: Dataset) -> Iterator[Row]:
+    """The rows one by one, of which many are read at once: that takes a third of the time."""
+    for cells in rows.iter(BATCH):
+        for values in zip(*cells.values(), strict=True):
+            yield dict(zip(cells, values, strict=True))
+
+
 def fit_rows(rows: Rows, habits: TemplateHabits) -> Rows:
     """Rows whose turns have the names of roles and keys that a template reads (``fit_turns``)."""
     spoken = [name for name in list_columns(rows) if name in SPOKEN]

@@ -20,15 +20,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import marks
@@ -40,6 +42,9 @@ SYLLABLES = [a + b + c for a in "bdfgklmnprstvz" for b in "aeiou" for c in ("", 
 LETTERS_ROW = 900  # of its texts; keys, roles and quotes make it 1 KB
 TOKENS = 8_000  # that the tokenizer knows, so that a word is one or two
 SEED = 0
+OURS = "ours"
+BESIDE_TRL = 1.1  # that a row may take
+FLAT = 1.05  # that the memory may grow
 PLAIN = """
 import json, sys
 import trl
@@ -190,15 +195,15 @@ def anonymous(pid: int) -> int:
     return 0
 
 
-def start(side: Side, kind: str, rows: Path, folder: Path) -> tuple[Spent, float]:
-    """What a first start costs, and the loss of its step."""
+def start(side: Side, kind: str, rows: Path, folder: Path, *words: str) -> tuple[Spent, float]:
+    """What a first start costs, and the loss of its step; ours is given further words."""
     args = {"max_steps": 1, "per_device_train_batch_size": 8, "logging_steps": 1}
     if side.processes is None:
         command = [sys.executable, "-m", "runner", f"trainer={kind}", "dataset=local"]
         command += [f"dataset.path={rows}", f"model.path={folder / 'model'}", "model.dtype=float32"]
         command += [f"output_root={folder / 'outputs'}"]
         command += [f"trainer.args.{name}={value}" for name, value in args.items()]
-        spent, _ = spend(command, folder)
+        spent, _ = spend([*command, *words], folder)
         run = next((folder / "outputs").glob("*/*/metrics.jsonl"))
         lines = [json.loads(line) for line in run.read_text().splitlines()]
         losses = [line["loss"] for line in lines if "loss" in line]
@@ -217,6 +222,73 @@ def start(side: Side, kind: str, rows: Path, folder: Path) -> tuple[Spent, float
     return spent, told["losses"][0]
 
 
+@dataclass
+class Work:
+    """Starts on two sizes of rows of one kind, each by both sides in turns."""
+
+    kind: str
+    files: dict[int, Path]  # by their number of rows
+    sides: list[Side]
+    spent: dict[tuple[str, int], list[Spent]] = field(default_factory=dict)
+
+    def measure(self, folder: Path, repeats: int) -> None:
+        for _ in range(repeats):
+            for count, path in self.files.items():
+                for side in self.sides:
+                    spent, _ = start(side, self.kind, path, folder)
+                    self.spent.setdefault((side.name, count), []).append(spent)
+                    print(self.kind, f"{count:,}", side.name, spent, file=sys.stderr, flush=True)
+
+    def seconds(self, side: str, count: int) -> float:
+        return statistics.median(spent.cpu for spent in self.spent[side, count])
+
+    def megabytes(self, side: str, count: int) -> float:
+        return statistics.median(spent.memory for spent in self.spent[side, count])
+
+    def per_row(self, side: str) -> float:
+        """Milliseconds of each further row."""
+        few, many = self.files
+        return 1_000 * (self.seconds(side, many) - self.seconds(side, few)) / (many - few)
+
+    def line(self, side: str) -> str:
+        few, many = self.files
+        cells = [f"{self.kind}, {side}"]
+        cells += [f"{self.seconds(side, count):.1f}" for count in (few, many)]
+        cells.append(f"{self.per_row(side):.3f}")
+        cells += [f"{self.megabytes(side, count):.0f}" for count in (few, many)]
+        return f"| {' | '.join(cells)} |"
+
+
+def check_same(work: Work, folder: Path) -> None:
+    """End where the first batch in the order of the file has another loss on the other side."""
+    path = next(iter(work.files.values()))
+    losses = []
+    for side in work.sides[:2]:
+        _, loss = start(side, work.kind, path, folder, "dataset.shuffle=false")
+        losses.append(loss)
+    if not math.isclose(*losses, rel_tol=1e-6):
+        raise SystemExit(f"{work.kind}: losses {losses}")
+
+
+def note_marks(work: Work, file: Path | None) -> None:
+    """The marks of the time of a row, beside the fastest of the scripts, and of the memory."""
+    few, many = work.files
+    flat = work.megabytes(OURS, many) / work.megabytes(OURS, few)
+    shown = [f"{work.megabytes(OURS, count):.0f} MB" for count in (many, few)]
+    name = f"memory of {many:,} rows, {work.kind}"
+    beside = f"{shown[1]} with {few:,}"
+    marks.note(marks.Mark(name, flat, FLAT, at_least=False, ours=shown[0], beside=beside), file)
+    scripts = [side.name for side in work.sides if side.name != OURS]
+    if not scripts:
+        return
+    best = min(scripts, key=work.per_row)
+    ratio = work.per_row(OURS) / work.per_row(best)
+    ours = f"{work.per_row(OURS):.3f} ms a row"
+    beside = f"{work.per_row(best):.3f} ms, {best}"
+    name = f"reading, checking and tokenising rows of 1 KB, {work.kind}"
+    marks.note(marks.Mark(name, ratio, BESIDE_TRL, at_least=False, ours=ours, beside=beside), file)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -224,28 +296,39 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=("sft", "dpo"), default=["sft", "dpo"])
     parser.add_argument("--sizes", nargs=2, type=int, default=[2_000, 20_000])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--processes", nargs="+", type=int, default=[1])
+    parser.add_argument("--processes", nargs="+", type=int, default=[1], help="of the script")
     parser.add_argument("--ours-only", action="store_true")
     marks.add_option(parser)
     chosen = parser.parse_args()
-    sides = [Side("ours")]
+    sides = [Side(OURS)]
     if not chosen.ours_only:
         for processes in chosen.processes:
-            sides.append(Side(f"script, {processes}", processes))
+            sides.append(Side(f"script with {processes} of dataset_num_proc", processes))
+    few, many = sorted(chosen.sizes)
+    print(f"| side | {few:,} rows, CPU s | {many:,} | ms a row | MB, {few:,} | MB, {many:,} |")
+    print("|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         lines = sentences()
         write_model(folder / "model", lines)
+        works = []
         for kind in chosen.kinds:
             files = {}
-            for count in chosen.sizes:
+            for count in (few, many):
                 files[count] = folder / f"{kind}-{count}.jsonl"
                 write_rows(files[count], kind, count, lines)
-            for number in range(chosen.repeats):
-                for count, path in files.items():
-                    for side in sides:
-                        spent, loss = start(side, kind, path, folder)
-                        print(kind, number, count, side.name, spent, loss, flush=True)
+            work = Work(kind, files, sides)
+            if not chosen.ours_only:
+                check_same(work, folder)
+            work.measure(folder, chosen.repeats)
+            for side in sides:
+                print(work.line(side.name), flush=True)
+            for path in files.values():
+                path.unlink()
+            works.append(work)
+    print(f"\n{marks.HEAD}")
+    for work in works:
+        note_marks(work, chosen.marks)
 
 
 if __name__ == "__main__":

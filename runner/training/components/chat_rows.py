@@ -11,9 +11,8 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from runner.config.experiment import Experiment, TrainerPart
 from runner.dataset.conversation import is_conversation
-from runner.dataset.converted_rows import fit_rows
+from runner.dataset.converted_rows import fit_rows, iterate
 from runner.dataset.form import answer_columns
-from runner.dataset.loaded_rows import iterate
 from runner.dataset.media_faults import find_media_faults
 from runner.errors import ConfigError, DataError, Fault
 from runner.generate.agent import Agent
