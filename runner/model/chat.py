@@ -181,18 +181,27 @@ def check_rendering(
     for file in jinja.SHELF.parent.glob("*/*.jinja"):
         if tokenizer.chat_template == file.read_text("utf-8"):
             return
-    template = tokenizer.chat_template
-    if processor_of(tokenizer) is tokenizer and isinstance(template, str):
-        # Compiled once, it writes a row in a fraction of the time that the tokenizer takes.
-        write_turns = compile_writer(template, tokenizer.special_tokens_map)
-    else:
-        write_turns = _writer_of(tokenizer)
-    texts = (render_row(write_turns, row, answers) for row, answers in rows)
-    number = jinja.find_excess(texts)
+    if isinstance(tokenizer.chat_template, str):
+        jinja.compile_template(tokenizer.chat_template)  # once, rather than in each fork
+    number = jinja.find_excess(_render_rows(tokenizer, rows))
     if number is not None:
         row, _ = next(islice(rows, number, None))  # only the fork has gone through them
         text = f"the row {short_text(row)}"
         raise ConfigError(costly_template("the template", jinja.GRANTED, text))
+
+
+def _render_rows(
+    tokenizer: PreTrainedTokenizerBase, rows: Iterable[tuple[Row, Iterable[str]]]
+) -> Iterator[str]:
+    """The texts of rows; whatever a template does for the first of them happens there."""
+    template = tokenizer.chat_template
+    if processor_of(tokenizer) is tokenizer and isinstance(template, str):
+        # It writes a row in a fraction of the time that the tokenizer takes.
+        write_turns = compile_writer(template, tokenizer.special_tokens_map)
+    else:
+        write_turns = _writer_of(tokenizer)
+    for row, answers in rows:
+        yield render_row(write_turns, row, answers)
 
 
 def look_at_texts(
