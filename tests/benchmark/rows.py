@@ -7,7 +7,7 @@ count. Ours is the command with its defaults: it also scans the file for faults,
 shuffles, and keeps fingerprints. The script is at its best settings, which ``--processes`` tries
 (``dataset_num_proc``; CPU seconds are those of all processes).
 
-run: python tests/benchmark/rows.py                          about 14 minutes on one core
+run: python tests/benchmark/rows.py                          about 8 minutes on one core
      python tests/benchmark/rows.py --sizes 100000 1000000 --repeats 1
      python tests/benchmark/rows.py --processes 1 2 --kinds sft --repeats 1
 
