@@ -50,7 +50,7 @@ TOKENS_ROW = 128  # of the rows of the axis of tokens
 ROWS = 64  # of the axis of their length
 PARALLEL = 16  # requests at once
 SECONDS_ANSWER = 0.2  # that the server takes for each
-STEPS = (4, 24)  # of the two trainings whose difference is what steps cost
+STEPS = (4, 84)  # of the two trainings whose difference is what steps cost
 WITHOUT_START = ("processes",)  # axes of seconds in which no start is
 FLAT = ("length",)  # axes that should not grow at all
 
