@@ -168,6 +168,75 @@ def test_precomputing_with_lengths_gives_what_trl_alone_gives(tmp_path):
         assert weight.equal(state[name])
 
 
+ON_CPU = {"use_cpu": True, "bf16": False, "activation_checkpointing": False}
+
+
+def test_demonstrations_are_cut_and_dropped_as_trl_alone_does(tmp_path):
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    from runner.training.precompute import drop_long, share_rows
+
+    def turns(role, count):
+        return [{"role": role, "content": "7 " * count}]
+
+    lengths = [(2, 3), (40, 3), (3, 40), (8, 8), (20, 1)]  # of a prompt and its answer
+    rows = Dataset.from_list(
+        [
+            {"prompt": turns("user", asked), "completion": turns("assistant", said)}
+            for asked, said in lengths
+        ]
+    )
+    model = shipped("runner://model/tiny")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+
+    def prepared(ours, max_length):
+        args = SFTConfig(str(tmp_path), max_length=max_length, **ON_CPU)
+        offered = {"args": args, "train_dataset": rows, "eval_dataset": {"some": rows}}
+        offered |= {"processing_class": tokenizer, "model": model}
+        if not ours:
+            trainer = SFTTrainer(**offered)
+        else:
+            rows_of_process = share_rows(offered, "tokens")
+            args.max_length = None
+            trainer = SFTTrainer(**rows_of_process)
+            args.max_length = max_length
+            assert drop_long(trainer)
+        return [trainer.train_dataset, trainer.eval_dataset["some"]]
+
+    for max_length, count in ((24, 3), (200, 5)):
+        for our_rows, trl_rows in zip(
+            prepared(True, max_length), prepared(False, max_length), strict=True
+        ):
+            assert our_rows.to_list() == trl_rows.to_list()
+            assert our_rows.features == trl_rows.features
+            assert len(our_rows) == count
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"packing": True},
+        {"shuffle_dataset": True},
+        {"truncation_mode": "keep_end"},
+        {"dataset_kwargs": {"skip_prepare_dataset": True}},
+        {"max_length": None},
+    ],
+)
+def test_demonstrations_that_are_not_cut_last_are_left_to_trl(tmp_path, settings):
+    from datasets import Dataset
+    from trl import SFTConfig
+
+    from runner.training.precompute import share_rows
+
+    args = SFTConfig(str(tmp_path), max_length=24, **ON_CPU)
+    for name, value in settings.items():
+        setattr(args, name, value)
+    rows = Dataset.from_dict({"text": ["x"]})
+    assert share_rows({"args": args, "train_dataset": rows, "eval_dataset": None}, "tokens") is None
+
+
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("trainer", ["dpo", "reward"])
 def test_another_run_finds_all_rows_prepared_also_where_an_equal_tokenizer_lies_elsewhere(

@@ -35,6 +35,7 @@ SPEAKERS = {
 }
 # Keys of a turn beside its text, because templates render them, or a rule of weights reads them.
 TURN_EXTRAS = ("tool_calls", "tool_call_id", "name", *THOUGHTS, "weight")
+MAPPINGS = (dict, Mapping)  # dict first, because the look at an abstract class is slow
 # All keys of a turn that are read, and all keys of a part of a turn that is text.
 TURN_KEYS = frozenset({"role", "from", "content", "value", "function_call", *TURN_EXTRAS})
 PART_KEYS = frozenset({"type", "text", "value", "cache_control"})
@@ -69,7 +70,9 @@ def is_finite_number(value: Any) -> bool:
 
 def is_conversation(value: object) -> TypeGuard[Turns]:
     """True for a list of turns; a list of texts is none."""
-    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+    if not isinstance(value, list) or not value:
+        return False
+    return isinstance(value[0], MAPPINGS)
 
 
 def read_text(value: object, where: str, *, empty: bool = False) -> str:
@@ -105,7 +108,7 @@ def to_turns(value: object, where: str) -> Turns:
 
 def _to_turn(turn: object, where: str) -> Row:
     """One turn; its calls of tools are read from any of the keys that hold them."""
-    if not isinstance(turn, Mapping):
+    if not isinstance(turn, MAPPINGS):
         raise bad_cell(where, describe_cell(turn), "a turn with role and content")
     speaker = turn.get("role") or turn.get("from")
     speaker_name = str(speaker).lower()

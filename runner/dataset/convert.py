@@ -185,12 +185,13 @@ class Conversion:
     def batch(self, columns: Batch, numbers: Sequence[int]) -> Batch:
         """The converted batch; ``numbers`` are the numbers of its rows in messages."""
         batch: list[Row] = []
+        is_chat_by_column = self._kinds_of_columns()
         rows = zip(*columns.values(), strict=True)
         for number, cells in zip(numbers, rows, strict=True):
             row = dict(zip(columns, cells, strict=True))
             try:
                 made = self.one(row)
-                self._check_types(made or [])
+                _check_types(made or [], is_chat_by_column)
             except DataError as error:
                 self.faults.append(self._in_source(error.faults[0], number))
                 continue
@@ -205,24 +206,13 @@ class Conversion:
             self._settle()
         return {name: [row[name] for row in batch] for name in self.like}
 
-    def _check_types(self, rows: Sequence[Row]) -> None:
-        """Raise DataError for plain text among conversations, or the reverse.
+    def _kinds_of_columns(self) -> dict[str, bool]:
+        """The columns that hold texts or conversations, each true for conversations.
 
         The first row decides, because a column has one type.
         """
-        columns = ["prompt", *answer_columns(self.like)]
-        for row in rows:
-            for name in columns:
-                is_chat = isinstance(self.like.get(name), list)
-                if isinstance(row.get(name), list) == is_chat:
-                    continue
-                kind = "conversations" if is_chat else "plain text"
-                fault = Fault(
-                    where=name,
-                    found=describe_cell(row.get(name)),
-                    expected=f"{kind}, as in the rows before",
-                )
-                raise DataError(fault)
+        columns = ("prompt", *answer_columns(self.like))
+        return {name: isinstance(self.like.get(name), list) for name in columns}
 
     def _in_source(self, fault: Fault, number: int) -> Fault:
         """The fault of a role with the row's number, and the column that plays the role."""
@@ -274,6 +264,21 @@ class Conversion:
             expected=f"{layout.form} rows, by the names of columns: {layout.by_role}",
             fix=fix,
         )
+
+
+def _check_types(rows: Sequence[Row], is_chat_by_column: Mapping[str, bool]) -> None:
+    """Raise DataError for plain text among conversations, or the reverse."""
+    for row in rows:
+        for name, is_chat in is_chat_by_column.items():
+            if isinstance(row.get(name), list) == is_chat:
+                continue
+            kind = "conversations" if is_chat else "plain text"
+            fault = Fault(
+                where=name,
+                found=describe_cell(row.get(name)),
+                expected=f"{kind}, as in the rows before",
+            )
+            raise DataError(fault)
 
 
 def holds_chat(made: Row) -> bool:

@@ -139,7 +139,7 @@ def _is_misread(builder: DatasetBuilder, *, is_prepared: bool) -> bool:
             return False
     # A text may look like a moment that was made a text again.
     for rows in builder.as_dataset().values():
-        for batch in rows.with_format("arrow").iter(100 * BATCH):
+        for batch in rows.with_format("arrow").iter(10 * BATCH):
             if any(_holds_moment(column.combine_chunks()) for column in batch.columns):
                 return True
     return False

@@ -53,7 +53,7 @@ class RowSource:
         numbers = np.random.default_rng(seed).permutation(len(rows))[:count]
         key = cache_key(rows._fingerprint, "shuffled", seed, count)
         shuffled = rows.select(numbers, new_fingerprint=key)
-        return convert_rows(shuffled, request, label, numbers.tolist(), seed)
+        return convert_rows(shuffled, request, label, numbers, seed)
 
     @property
     def lengths(self) -> dict[str, int]:

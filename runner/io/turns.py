@@ -18,6 +18,8 @@ Values = Sequence[Any]  # of a column of the rows
 Columns = Mapping[str, Values]  # by their names
 # Writes turns with these arguments as a template does, and raises what that raises.
 WriteTurns = Callable[[Turns, Row], str]
+# The same with all arguments of a row, opened for an answer or not.
+WriteRow = Callable[[Turns, Row, bool], str]
 Join = Literal["system", "all"]
 
 TEMPLATE_ARGUMENTS = "chat_template_kwargs"  # a column of rows, as TRL calls it

@@ -16,12 +16,12 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from runner.errors import ConfigError, Fault, describe
 from runner.io.files import read_json, shipped
-from runner.io.turns import Row, Turns
+from runner.io.turns import Row, Turns, WriteRow
 from runner.model import jinja
-from runner.model.encoding import render_row, tokenizer_of, write
+from runner.model.encoding import processor_of, render_row, tokenizer_of, write
 from runner.model.faults import costly_template
 from runner.model.jinja import ANSWER, KEY, PROBE, read_template
-from runner.model.reach import Reach, look_at_rows
+from runner.model.reach import Reach, compile_writer, look_at_rows
 from runner.schema.text import short_text
 
 OWN = "the tokenizer's own template"
@@ -191,12 +191,27 @@ def check_rendering(
     for file in jinja.SHELF.parent.glob("*/*.jinja"):
         if tokenizer.chat_template == file.read_text("utf-8"):
             return
-    texts = (render_row(tokenizer, row, answers) for row, answers in rows)
-    number = jinja.find_excess(texts)
+    if isinstance(tokenizer.chat_template, str):
+        jinja.compile_template(tokenizer.chat_template)  # once, rather than in each fork
+    number = jinja.find_excess(_render_rows(tokenizer, rows))
     if number is not None:
         row, _ = next(islice(rows, number, None))  # only the fork has gone through them
         text = f"the row {short_text(row)}"
         raise ConfigError(costly_template("the template", jinja.GRANTED, text))
+
+
+def _render_rows(
+    tokenizer: PreTrainedTokenizerBase, rows: Iterable[tuple[Row, Iterable[str]]]
+) -> Iterator[str]:
+    """The texts of rows; whatever a template does for the first of them happens there."""
+    template = tokenizer.chat_template
+    if processor_of(tokenizer) is tokenizer and isinstance(template, str):
+        # It writes a row in a fraction of the time that the tokenizer takes.
+        write_turns = compile_writer(template, tokenizer.special_tokens_map)
+    else:
+        write_turns = _writer_of(tokenizer)
+    for row, answers in rows:
+        yield render_row(write_turns, row, answers)
 
 
 def look_at_texts(
@@ -206,14 +221,19 @@ def look_at_texts(
 
     Each row comes with the columns of its answers.
     """
+    special_tokens = tokenizer_of(tokenizer).all_special_tokens
+    template = str(tokenizer.chat_template)
+    return look_at_rows(rows, _writer_of(tokenizer), template, special_tokens)
+
+
+def _writer_of(tokenizer: PreTrainedTokenizerBase) -> WriteRow:
+    """A function that has the tokenizer write turns with its template."""
 
     def write_turns(turns: Turns, row: Row, is_opened: bool) -> str:
         text: str = write(tokenizer, turns, row, tokenize=False, add_generation_prompt=is_opened)
         return text
 
-    special_tokens = tokenizer_of(tokenizer).all_special_tokens
-    template = str(tokenizer.chat_template)
-    return look_at_rows(rows, write_turns, template, special_tokens)
+    return write_turns
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> str:

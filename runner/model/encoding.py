@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runner.io.turns import Row, Turns, template_arguments, turns_for
+from runner.io.turns import Row, Turns, WriteRow, template_arguments, turns_for
 from runner.schema.literal import to_list
 from runner.schema.modality import fill_parts, list_media
 
@@ -138,15 +138,15 @@ def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row, answers: Iterable[s
     return EncodedRow(prompts, sequences)
 
 
-def render_row(tokenizer: PreTrainedTokenizerBase, row: Row, answers: Iterable[str]) -> str:
-    """All that the template writes for a row of conversations; of one that it refuses nothing."""
+def render_row(write_turns: WriteRow, row: Row, answers: Iterable[str]) -> str:
+    """All that a template writes for a row of conversations; of one that it refuses nothing."""
     conversations = _conversations(row, answers)
     texts = []
     try:
         for turns in conversations.opened:
-            texts.append(write(tokenizer, turns, row, tokenize=False, add_generation_prompt=True))
+            texts.append(write_turns(turns, row, True))
         for turns in conversations.whole:
-            texts.append(write(tokenizer, turns, row, tokenize=False))
+            texts.append(write_turns(turns, row, False))
     except MemoryError:
         raise
     except Exception:

@@ -7,6 +7,7 @@ bounds neither time nor memory, so that a template is tried in a process of its 
 system ends.
 """
 
+import functools
 import json
 import mmap
 import os
@@ -331,6 +332,7 @@ def _timed(texts: Iterable[str]) -> Iterator[str]:
 # --- Jinja as transformers sets it up -----------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=8)
 def compile_template(text: str) -> Any:
     """A template in the sandbox of transformers; raises what Jinja raises."""
     from jinja2 import TemplateError, ext, nodes

@@ -11,7 +11,7 @@ import json
 import mmap
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Literal
 
@@ -22,6 +22,7 @@ from runner.io.turns import (
     Join,
     Row,
     Turns,
+    WriteRow,
     fit_turns,
     join_turns,
     probe_habits,
@@ -45,9 +46,6 @@ from runner.model.turn_texts import (
     rewrite,
 )
 from runner.schema.text import short_text
-
-# Writes turns with the arguments of a row, opened for an answer or not.
-WriteRow = Callable[[Turns, Row, bool], str]
 
 MAX_ROWS = 1000  # that are looked at
 CLOSED_THOUGHT = re.compile(r"(?s)^\s*<think>(.*?)</think>")
@@ -435,7 +433,7 @@ def find_reach_faults(
     shared = mmap.mmap(-1, MAX_LETTERS)
 
     def attempt() -> Iterator[str]:
-        write = _compile_writer(template, tokens)
+        write = compile_writer(template, tokens)
         faults = look_at_rows(rows, write, template).faults(parts, tolerated=tolerated)
         write_shared(shared, [astuple(fault) for fault in faults])
         yield ""
@@ -447,7 +445,7 @@ def find_reach_faults(
     return [Fault(*beats) for beats in written]
 
 
-def _compile_writer(template: str, tokens: Mapping[str, str]) -> WriteRow:
+def compile_writer(template: str, tokens: Mapping[str, str]) -> WriteRow:
     """A function that writes turns with a template.
 
     It does so as a tokenizer with these special tokens would.

@@ -2,7 +2,8 @@
 
 Where TRL drops rows that are too long, it does so again in every run: the fingerprint of what is
 left takes in every argument, the learning rate and the run's folder too. So the length is left to
-the collator, as TRL does it anyway, and such rows are dropped afterwards.
+the collator, as TRL does it anyway, and such rows are dropped afterwards. Demonstrations are cut
+and dropped afterwards as well: TRL goes through all of them row by row, even if all are short.
 
 TRL keeps what it precomputes beside the rows in the cache of datasets, under the fingerprint of the
 prepared rows and the reference's weights. Without a maximal length that takes in none of the
@@ -19,6 +20,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from datasets import Dataset
@@ -26,7 +28,15 @@ from peft import PeftModel
 from transformers import Trainer, TrainingArguments
 
 from runner.config.experiment import Experiment
-from runner.dataset.loaded_rows import HeldOut, Rows, cache_key, list_columns
+from runner.dataset.loaded_rows import (
+    BATCH,
+    BATCHED,
+    Column,
+    HeldOut,
+    Rows,
+    cache_key,
+    list_columns,
+)
 from runner.model.encoding import tokenizer_of
 from runner.run import Run, installed_version
 from runner.run.continuation import EACH_STEP, ONCE, computes_once, other_run
@@ -37,6 +47,7 @@ from runner.schema.modality import modalities_of
 
 # Arguments of a trainer's own on which no log-probability depends.
 FREE = ("beta", "learning_rate", "loss_type", "desirable_weight", "precompute_ref_log_probs")
+TOKENS = ("input_ids", "labels")  # the columns of prepared demonstrations that are cut
 LIBRARIES = ("torch", "transformers", "trl")
 # Parts of a configuration whose code decides what a trainer keeps in a cache: tokens, and
 # log-probabilities.
@@ -127,11 +138,13 @@ def share_rows(
     # KTO pairs the rows that are left, so that none may be dropped afterwards: worth a try where
     # much is to be gained.
     can_drop = interface in ("pairs", "scores") or (interface == "labels" and once)
+    if interface == "tokens":
+        can_drop = _prepares_alone(args)
     if not can_drop or not (once or args.max_length) or modalities_of(list_columns(train)):
         return None
     if not _are_datasets([train, *sets_of(offered["eval_dataset"])]):
         return None
-    if interface == "scores":  # its collator cuts nothing
+    if interface in ("scores", "tokens"):  # whose collators cut nothing
         return dict(offered)
     pad = tokenizer_of(offered["processing_class"]).pad_token_id
     has_own_pad = pad is None or getattr(args, "pad_token", None)
@@ -143,6 +156,14 @@ def share_rows(
         parts["train_dataset"] = mark(train)
         parts["eval_dataset"] = map_sets(mark, offered["eval_dataset"])
     return parts
+
+
+def _prepares_alone(args: TrainingArguments) -> bool:
+    """True where a trainer of demonstrations cuts its rows, and does nothing with them after it."""
+    changes_order = getattr(args, "packing", True) or getattr(args, "shuffle_dataset", True)
+    settings = getattr(args, "dataset_kwargs", None) or {}
+    cuts_ends = getattr(args, "truncation_mode", None) == "keep_start"
+    return cuts_ends and not changes_order and not settings.get("skip_prepare_dataset")
 
 
 def _cutting_collator(args: TrainingArguments, pad: int) -> Callable[..., Any]:
@@ -202,10 +223,49 @@ def mark_rows_with_code(experiment: Experiment, parts: dict[str, Any]) -> None:
     parts["eval_dataset"] = map_sets(mark, parts["eval_dataset"])
 
 
+def cut_demonstrations(rows: Dataset, max_length: int) -> Dataset:
+    """Demonstrations cut to a length, without those of which no token is learnt from.
+
+    The rows are as TRL prepares them, and cuts them itself.
+    """
+    plain = rows.with_format("arrow").select_columns(["input_ids"])
+    longest = 0
+    for batch in plain.iter(BATCH):
+        longest = max(longest, pc.max(pc.list_value_length(batch["input_ids"])).as_py())
+
+    def cut(table: pa.Table) -> pa.Table:
+        for name in TOKENS:
+            values = pc.list_slice(table[name], 0, max_length)
+            table = table.set_column(table.column_names.index(name), name, values)
+        return table
+
+    if longest > max_length:
+        key = cache_key(rows._fingerprint, "cut", max_length)
+        arrow_rows = rows.with_format("arrow").map(
+            cut, features=rows.features, new_fingerprint=key, desc="rows cut", **BATCHED
+        )
+        rows = arrow_rows.with_format(None)
+    is_learnt = []
+    for batch in rows.with_format("arrow").select_columns(["labels"]).iter(BATCH):
+        is_learnt.append(_holds_label(batch["labels"].combine_chunks()))
+    places = np.flatnonzero(np.concatenate(is_learnt))
+    return rows if len(places) == len(rows) else rows.select(places)
+
+
+def _holds_label(labels: pa.Array) -> Column:
+    """For each row true where a token has a label, of shape (rows,)."""
+    lengths = pc.list_value_length(labels).to_numpy(zero_copy_only=False)
+    ends = np.cumsum(lengths)
+    counts = np.cumsum(labels.flatten().to_numpy() != upstream.IGNORED)
+    counts = np.concatenate([[0], counts])
+    return counts[ends] > counts[ends - lengths]
+
+
 def drop_long(trainer: Trainer) -> bool:
     """Drop the rows that TRL drops.
 
-    These are scored ones that are too long, and those whose prompt alone fills the length.
+    These are scored ones that are too long, those whose prompt alone fills the length, and
+    demonstrations that are cut where nothing is left to learn from.
     False where that would part rows that are paired already, so that TRL has to drop them before.
     """
     args = trainer.args
@@ -213,6 +273,8 @@ def drop_long(trainer: Trainer) -> bool:
 
     def without_long(rows: Dataset) -> Dataset:
         nonlocal has_dropped
+        if set(TOKENS).issubset(rows.column_names):
+            return cut_demonstrations(rows, args.max_length)
         max_length = args.max_length - 1
         columns = ["prompt_ids"]
         if "prompt_ids" not in rows.column_names:  # rows of a reward model

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from runner.config.experiment import Experiment, TrainerPart
 from runner.dataset.conversation import is_conversation
-from runner.dataset.converted_rows import fit_rows
+from runner.dataset.converted_rows import fit_rows, iterate
 from runner.dataset.form import answer_columns
 from runner.dataset.media_faults import find_media_faults
 from runner.errors import ConfigError, DataError, Fault
@@ -146,7 +146,7 @@ def check_bounds(trainer: TrainerPart, tokenizer: PreTrainedTokenizerBase, part:
     if not isinstance(part, Dataset):
         return part.filter(are_bounded, batched=True, batch_size=100)
     texts = _without_media(part)
-    check_rendering(tokenizer, ((row, answer_columns(row)) for row in texts))
+    check_rendering(tokenizer, ((row, answer_columns(row)) for row in iterate(texts)))
     # Trainers that call tools read media out of turns, and TRL fails where a row of a batch has
     # none beside rows that have some.
     calls_tools = "max_tool_calling_iterations" in upstream.config_fields(trainer.args)
