@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from runner.generate.sampler import Model, evaluating
 from runner.ppo.batching import MicroBatch
+from runner.ppo.last_layer import READ_POSITIONS
 from runner.ppo.padding_free import equal_to_rounding, to_line_arguments
 from runner.reward.reading import last_hidden_states
 
@@ -40,6 +41,7 @@ def hidden_states(trunk: nn.Module, batch: MicroBatch) -> Tensor:
     arguments = {}
     if batch.row_lengths:
         arguments = to_line_arguments(batch.row_lengths, batch.input_ids_BT.device)
+        arguments[READ_POSITIONS] = batch.positions_N
     return last_hidden_states(trunk, batch.input_ids_BT, batch.positions_N, **arguments)
 
 
