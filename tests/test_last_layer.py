@@ -1,4 +1,4 @@
-"""The last layer's feed-forward part computes the states that are read, and those are unchanged."""
+"""The last layer computes the states that are read, and those are unchanged."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_ppo import farthest, letter_model, letter_trainer, lora, weights
 
-from runner.ppo import token_logprobs
+from runner.ppo import padding_free, token_logprobs
 from runner.ppo.last_layer import READ_POSITIONS, leave_out_unread
 from runner.ppo.padding_free import make_padding_free, to_line_arguments
 
@@ -68,6 +68,21 @@ def test_a_layer_that_is_computed_again_reads_the_same():
     assert last == [len(READ)] * 2
     assert torch.equal(states, again)
     assert farthest(gradients, gradients_again) == 0
+
+
+def test_queries_of_the_last_layer_begin_where_states_are_read(monkeypatch):
+    trunk = line_trunk()
+    assert leave_out_unread(trunk)
+    shapes = []
+    attend = padding_free.sdpa_attention_forward
+
+    def watch(module, query, key, value, mask, **kwargs):
+        shapes.append((query.shape[2], key.shape[2]))
+        return attend(module, query, key, value, mask, **kwargs)
+
+    monkeypatch.setattr(padding_free, "sdpa_attention_forward", watch)
+    read_some(trunk)
+    assert shapes == [(7, 7), (2, 2), (5, 5), (3, 7), (1, 2), (2, 5)]
 
 
 class Mixing(torch.nn.Linear):

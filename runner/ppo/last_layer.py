@@ -1,14 +1,17 @@
-"""The feed-forward part of a trunk's last layer, for the states alone that somebody reads.
+"""Queries and feed-forward part of a trunk's last layer, for the states alone that are read.
 
 PPO reads the last states of response tokens. Those of prompt tokens have no reader, and in the last
-layer nothing else depends on them but keys and values: what its feed-forward part would add to
-them is computed for nothing, and its gradient is zero. So hooks hand that part only the states
-that are read, and put zeros in the places of the others.
+layer nothing else depends on them but keys and values: what attention and feed-forward part would
+add to them is computed for nothing, and its gradient is zero. So hooks hand the feed-forward part
+only the states that are read, and put zeros in the places of the others; and on a CPU the queries
+of each row begin with the first that is read.
 
 Letters at the end of a tensor's name are its shape: B rows, T tokens, N tokens that are read, H
 hidden.
 """
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,9 +46,18 @@ class ReadStates:
         self.positions_N: Tensor | None = None
         self.shape = torch.Size()
 
-    def listen(self, attention: nn.Module, args: object, kwargs: dict[str, Any]) -> None:
-        """Remember what is read of this pass."""
+    def listen(
+        self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Remember what is read of this pass, and on a CPU let queries begin there.
+
+        Keys and values stay those of all tokens.
+        """
         self.positions_N = kwargs.get(READ_POSITIONS)
+        if self.positions_N is None or self.positions_N.device.type != "cpu":
+            return args, kwargs
+        firsts = _first_of_rows(self.positions_N.tolist(), kwargs["row_lengths"])
+        return args, kwargs | {"first_queries": firsts}
 
     def select(self, feed_forward: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
         """The states that are read [1, N, H], in place of all."""
@@ -64,9 +76,21 @@ class ReadStates:
         return zeros_TH.index_copy(0, self.positions_N, output_1NH[0]).view(self.shape)
 
 
+def _first_of_rows(positions: Sequence[int], row_lengths: Sequence[int]) -> list[int]:
+    """The index in each row of the first token that is read; of the last one where none is."""
+    firsts = []
+    start = 0
+    for length in row_lengths:
+        index = bisect_left(positions, start)
+        first = positions[index] - start if index < len(positions) else length
+        firsts.append(min(first, length - 1))
+        start += length
+    return firsts
+
+
 @torch.no_grad()
 def leave_out_unread(trunk: PreTrainedModel) -> bool:
-    """Have the last layer's feed-forward part compute what is read, if that changes no such state.
+    """Have the last layer compute what is read, if that changes no such state.
 
     The trunk attends row by row. One in which that part is not found stays as it is.
     """
