@@ -6,9 +6,10 @@ import pytest
 import torch
 from tiny_ppo import farthest, letter_model, letter_trainer, lora, weights
 
-from runner.ppo import padding_free, token_logprobs
+from runner.model import padding_free
+from runner.model.padding_free import make_padding_free, to_line_arguments
+from runner.ppo import token_logprobs
 from runner.ppo.last_layer import READ_POSITIONS, leave_out_unread
-from runner.ppo.padding_free import make_padding_free, to_line_arguments
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2], [6, 2], [5, 3, 5, 8, 9]]
 READ = [4, 5, 6, 8, 12, 13]

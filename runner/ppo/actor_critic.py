@@ -24,11 +24,11 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from transformers import PreTrainedConfig, PreTrainedModel, Trainer
 
 from runner.errors import ConfigError, Fault
-from runner.generate.sampler import Model
+from runner.generate.sampler import Model, evaluating
+from runner.model.padding_free import make_padding_free
 from runner.ppo.batching import MicroBatch
 from runner.ppo.critic import Critic, build_critic_model, part_of, write_value_head, zero_head
 from runner.ppo.last_layer import leave_out_unread
-from runner.ppo.padding_free import make_padding_free
 from runner.ppo.preparation import as_list
 from runner.ppo.token_logprobs import TokenLogProbs, hidden_states
 from runner.reward.reading import score_states
@@ -86,8 +86,10 @@ class ActorCritic(nn.Module):
             trunks.append(self.value_model.base_model)
         if not all(model.is_plain for model in models):
             return False
-        if not all(make_padding_free(trunk) for trunk in trunks):
-            return False
+        for trunk in trunks:
+            with evaluating(trunk):
+                if not make_padding_free(trunk):
+                    return False
         for trunk in trunks:
             leave_out_unread(trunk)
         return True

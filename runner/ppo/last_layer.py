@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from runner.generate.sampler import evaluating
-from runner.ppo.padding_free import PROBE_LENGTHS, equal_to_rounding, to_line_arguments
+from runner.model.padding_free import PROBE_LENGTHS, equal_to_rounding, to_line_arguments
 
 # The argument of a trunk's forward pass, which it hands on to its layers: flat indices [N].
 READ_POSITIONS = "read_positions_N"
