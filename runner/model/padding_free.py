@@ -29,12 +29,14 @@ def attend_row_by_row(
     attention_mask: Tensor | None,
     row_lengths: Sequence[int] | None = None,
     row_starts: Tensor | None = None,
+    first_queries: Sequence[int] | None = None,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The stock attention, within each row if there are ``row_lengths``; states are [1, H, T, D].
 
     ``row_starts`` are given on CUDA, where one flash kernel attends to all rows, in 16 bits.
+    Before the index in each row that ``first_queries`` name, nothing attends: states are zeros.
     """
     if row_lengths is None:
         states, _ = sdpa_attention_forward(
@@ -46,20 +48,35 @@ def attend_row_by_row(
 
     # Split as they lie in memory: otherwise putting gradients together takes twice as long.
     lines = [states[0].transpose(0, 1) for states in (query, key, value)]
-    if len(set(row_lengths)) == 1:
+    firsts = list(first_queries or [0] * len(row_lengths))
+    if len(set(row_lengths)) == len(set(firsts)) == 1:
         length = row_lengths[0]
         # All rows at once.
         parts = [[line.unflatten(0, (-1, length))] for line in lines]
+        firsts = firsts[:1]
     else:
         parts = [line.unsqueeze(0).split(row_lengths, dim=1) for line in lines]
     outputs = []
-    for row_states in zip(*parts, strict=True):
+    for first, *row_states in zip(firsts, *parts, strict=True):
         query_row, key_row, value_row = (states.transpose(1, 2) for states in row_states)
+        mask = None
+        if first:
+            query_row = query_row[:, :, first:]
+            mask = _later_queries_mask(key_row, first)
         output, _ = sdpa_attention_forward(
-            module, query_row, key_row, value_row, None, scaling=scaling, **kwargs
+            module, query_row, key_row, value_row, mask, scaling=scaling, **kwargs
         )
+        if first:
+            output = nn.functional.pad(output, (0, 0, 0, 0, first, 0))
         outputs.append(output.flatten(0, 1))
     return torch.cat(outputs)[None], None
+
+
+def _later_queries_mask(keys: Tensor, first: int) -> Tensor:
+    """A causal mask [1, 1, Q, T] of the queries from the first on, to be added to their scores."""
+    length = keys.shape[2]
+    minus_infinity = keys.new_full((length - first, length), float("-inf"))
+    return minus_infinity.triu(first + 1)[None, None]
 
 
 def _attend_by_flash_kernel(

@@ -28,6 +28,7 @@ from runner.generate.sampler import Model, evaluating
 from runner.model.padding_free import make_padding_free
 from runner.ppo.batching import MicroBatch
 from runner.ppo.critic import Critic, build_critic_model, part_of, write_value_head, zero_head
+from runner.ppo.last_layer import leave_out_unread
 from runner.ppo.preparation import as_list
 from runner.ppo.token_logprobs import TokenLogProbs, hidden_states
 from runner.reward.reading import score_states
@@ -89,6 +90,8 @@ class ActorCritic(nn.Module):
             with evaluating(trunk):
                 if not make_padding_free(trunk):
                     return False
+        for trunk in trunks:
+            leave_out_unread(trunk)
         return True
 
     @property

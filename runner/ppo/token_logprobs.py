@@ -16,6 +16,7 @@ from runner.generate.sampler import Model, evaluating
 from runner.model.padding_free import equal_to_rounding, to_line_arguments
 from runner.model.trunk import find_backbone
 from runner.ppo.batching import MicroBatch
+from runner.ppo.last_layer import READ_POSITIONS
 from runner.reward.reading import last_hidden_states
 
 LOGITS_PER_CHUNK = {"cpu": 1 << 22}  # elements held at once: 16 MiB of float32
@@ -30,6 +31,7 @@ def hidden_states(trunk: nn.Module, batch: MicroBatch) -> Tensor:
     arguments = {}
     if batch.row_lengths:
         arguments = to_line_arguments(batch.row_lengths, batch.input_ids_BT.device)
+        arguments[READ_POSITIONS] = batch.positions_N
     return last_hidden_states(trunk, batch.input_ids_BT, batch.positions_N, **arguments)
 
 

@@ -10,8 +10,9 @@ stops early and resumes with its own loop. The phases of an update are, in readi
 
 Optimisations, each behind one function: ``generate.sampler.sample`` (finished rows leave the
 cache), ``Rollout.micro_batches`` (little padding), ``make_padding_free`` (on a CPU none),
-``TokenLogProbs`` (logits of sampled tokens alone, in chunks), ``passes.kernels`` (no kernel for
-each shape), ``update._add_gradients`` (activations of critic or policy, not of both),
+``leave_out_unread`` (little of prompt tokens in the last layer), ``TokenLogProbs``
+(logits of sampled tokens alone, in chunks), ``passes.kernels`` (no kernel for each shape),
+``update._add_gradients`` (activations of critic or policy, not of both),
 ``update.compute_advantages`` (a critic of its own learns from the first mini-batch while it values
 it).
 
