@@ -116,6 +116,8 @@ ANY_FORM = re.compile("|".join(FORMS.values()))
 
 
 # --- What is a secret ---------------------------------------------------------------------------
+# The jobs of a sweep have most texts in common.
+@functools.lru_cache(maxsize=1024)
 def form_of(text: str) -> str:
     """The kind of secret that a text holds by its form; empty for none."""
     for name, pattern in FORMS.items():
