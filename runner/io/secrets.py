@@ -10,7 +10,7 @@ import html
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from urllib.parse import quote, quote_plus
 
 HIDDEN = "<secret>"
@@ -226,6 +226,13 @@ def _mask(match: re.Match[str]) -> str:
 def without_values(text: str) -> str:
     """A text without the secrets of the environment, however encoded, and long pieces of them."""
     return _without(tuple(holders()), text)
+
+
+def each_without_values(texts: Iterable[str]) -> Iterator[str]:
+    """Texts without the secrets of the environment, which is asked for them once."""
+    values = tuple(holders())
+    for text in texts:
+        yield _without(values, text)
 
 
 def _without(values: tuple[str, ...], text: str) -> str:

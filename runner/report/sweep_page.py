@@ -88,11 +88,9 @@ def to_sweep_page(summary: Summary, etag: str = "", plots: Path | None = None) -
 
 def _draw_figures(summary: Summary, plots: Path | None) -> list[Figure]:
     """The pictures of some runs, also written into ``plots``; older ones there are deleted."""
-    pictures = plot_sweep.sweep_pictures(summary)
     figures = []
     written = set[Path]()
-    for number in range(len(pictures)):
-        picture = pictures.pop(0)  # so that the figure is freed; drawn ones take much memory
+    for number, picture in enumerate(plot_sweep.sweep_pictures(summary)):
         is_curve = picture.name.startswith(plot_sweep.CURVE_PREFIX)
         name = picture.name.removeprefix(plot_sweep.CURVE_PREFIX)
         drawing = to_svg(picture, f"p{number}", has_numbers=is_curve)
