@@ -167,6 +167,14 @@ def find_marks(row: str, size: int, cpu: float, peak: float) -> list[marks.Mark]
     return found
 
 
+def note_all(reached: list[marks.Mark], file: Path | None) -> None:
+    """Print the table of the marks, if there are any, and say them to the file of marks."""
+    if reached:
+        print(marks.HEAD)
+    for mark in reached:
+        marks.note(mark, file)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -211,9 +219,7 @@ def main() -> int:
                 f"page    {size:>7}{page.stat().st_size / 1e6 if page.exists() else 0:>9.2f} MB",
                 flush=True,
             )
-    print(marks.HEAD)
-    for mark in reached:
-        marks.note(mark, chosen.marks)
+    note_all(reached, chosen.marks)
     bad = []
     for row, seconds in measured.items():
         for small, large, before, after in zip(
