@@ -13,7 +13,8 @@ from runner.config.resolution import Composed
 from runner.errors import ConfigError
 from runner.launch.compose import stages
 from runner.launch.compose.grid import compose_jobs
-from runner.schema.text import select
+from runner.schema.text import select, walk, walk_shared
+from runner.validate.libraries import find_missing_libraries
 
 NUMBERS = ["seed=range(0,3)", "learning_rate=1e-6,3e-6,1e-5"]
 HEAD = "# @package _global_\ndefaults:\n  - override /trainer: dpo\ntrainer:\n  args:\n    "
@@ -134,3 +135,19 @@ def test_jobs_that_are_composed_one_by_one_are_composed_once(monkeypatch):
     assert alone >= 4
     compose_jobs(words)
     assert len(calls) == 2 * alone
+
+
+def test_what_jobs_share_is_looked_at_once_and_nothing_is_left_out():
+    words = [
+        "trainer=dpo",
+        "kl_coef=0.1,0.2,0.3",
+        "seed=range(4)",
+        "trainer.args.optim=adamw_torch,lomo",
+    ]
+    configs = [run.cfg for runs in compose_jobs(words) for run in runs]
+    every = [(path, repr(value)) for cfg in configs for path, value in walk(cfg)]
+    shared = [(path, repr(value)) for _, path, value in walk_shared(configs)]
+    assert set(shared) == set(every)
+    assert len(shared) < len(every)
+    missing = [fault.found for fault in find_missing_libraries(*configs)]
+    assert any(found.startswith("lomo needs") for found in missing)

@@ -10,9 +10,9 @@ from runner.__main__ import main
 from runner.config.composition import compose
 from runner.io.files import display_path
 from runner.report.compare import find_changed_keys
-from runner.report.drawing import Curve, thinned
+from runner.report.drawing import Curve, thinned, write_png
 from runner.report.facts import command_of, first_rows
-from runner.report.plot_run import write_plots
+from runner.report.plot_run import run_pictures, write_plots
 from runner.report.run_page import write_run_report
 from runner.report.samples import completions_by_step
 from runner.report.table import run_table
@@ -212,3 +212,17 @@ def test_a_stranger_s_run_cannot_write_a_line_of_its_own_into_what_is_printed(
         assert "\x1b" not in text and "\u202e" not in text, words
         assert not [line for line in text.split("\n") if line.startswith("next      rm")], words
     assert display_path(folder).isprintable()
+
+
+@pytest.mark.slow
+def test_pictures_that_share_a_figure_are_those_of_figures_of_their_own(tmp_path):
+    lines = [{"step": step, "loss": 1 / step, "rewards/accuracies": 0.5} for step in range(1, 9)]
+    lines[-1] |= {"eval_loss": 0.2, "rewards/margins": 0.1, "grad_norm": 3.0}
+    written = {}
+    for one_by_one in (False, True):
+        folder = tmp_path / str(one_by_one)
+        for picture in run_pictures(lines, one_by_one=one_by_one):
+            write_png(picture, folder, "name/run", has_numbers=True)
+        written[one_by_one] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert written[True] == written[False]
+    assert len(written[True]) == 4

@@ -16,9 +16,11 @@ from runner.command.report import report
 from runner.config import run_name
 from runner.config.composition import compose
 from runner.config.experiment import Experiment
+from runner.config.frozen_yaml import read_frozen
+from runner.config.limits import read_yaml
 from runner.config.menu import read_menu
 from runner.config.override import expand
-from runner.errors import FolderError
+from runner.errors import ConfigError, FolderError
 from runner.io.files import files_of, write_json
 from runner.launch import worker
 from runner.launch.__main__ import main as start_worker
@@ -433,8 +435,8 @@ def test_a_link_is_refused_before_it_is_read(tmp_path, monkeypatch):
     lay_run(tmp_path / "a")
     (tmp_path / "a" / "status.json").unlink()
     (tmp_path / "a" / "status.json").symlink_to(tmp_path / "elsewhere")
-    for reader in ("read_yaml", "read_json"):
-        monkeypatch.setattr(f"runner.run.record.{reader}", lambda path: pytest.fail("it was read"))
+    for reader in ("read_frozen", "read_json"):
+        monkeypatch.setattr(f"runner.run.record.{reader}", lambda *_: pytest.fail("it was read"))
     for call in (
         lambda: find_runs([str(tmp_path / "a")], "diff", 1),
         lambda: report(tmp_path / "a"),
@@ -564,3 +566,33 @@ def test_a_config_that_is_no_utf_8_is_refused_by_its_name(tmp_path, capsys, plac
     assert "rm " in stderr
     assert "Traceback" not in stderr
     assert read_run(run.folder).damaged == ("config.yaml",)
+
+
+def test_configs_that_differ_in_numbers_are_read_as_every_yaml_is(tmp_path):
+    text = "format: 2\nname: a\nseed: 1\nshared: &one\n  rate: 1.0e-06\nagain: *one\n"
+    text += 'block: |\n  seed: 1\nquoted: "1"\nlist:\n- 1\n- b: 0.5\non: 1\n'
+    changes = {
+        "seed: 1": ["seed: 7", "seed: -0.5", "seed: 010", "seed: 1:30", "seed: '3'", "seed: 1e5"],
+        "rate: 1.0e-06": ["rate: 3.0e-05", "rate: .inf", "rate: 5 # five"],
+        "  seed: 1": ["  seed: 2"],
+        'quoted: "1"': ['quoted: "2"', "quoted: 2"],
+        "- 1\n": ["- 2\n", "- [2]\n"],
+        "b: 0.5": ["b: 1.5", "c: 1.5"],
+        "on: 1": ["on: 2"],
+    }
+    texts = [text]
+    for old, news in changes.items():
+        texts += [text.replace(old, new) for new in news]
+    for number, changed in enumerate(texts):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(changed)
+        first = tmp_path / "0.yaml"
+        read_frozen(first, read_yaml)
+        try:
+            expected = read_yaml(path)
+        except ConfigError:
+            with pytest.raises(ConfigError):
+                read_frozen(path, read_yaml)
+            continue
+        assert read_frozen(path, read_yaml) == expected
+        assert read_frozen(first, read_yaml) == read_yaml(first)

@@ -24,7 +24,7 @@ from runner.config.override import force
 from runner.errors import ConfigError
 from runner.io.files import MENU, read_json
 from runner.io.terminal import COLOUR
-from runner.launch import pool, processes, run_log, slurm, start_runs, worker
+from runner.launch import pool, processes, run_log, slurm, start_runs, warming, worker
 from runner.launch.compose import sweep_axes
 from runner.launch.compose.grid import compose_jobs
 from runner.launch.compose.sweep_axes import MAX_JOBS, axes
@@ -33,6 +33,7 @@ from runner.launch.pool_settings import Settings, confine, settings_of
 from runner.launch.processes import fork, visible_devices
 from runner.launch.progress import LiveProgress
 from runner.run import Run, held, locked, open_run
+from runner.run.key import canonical_text
 from runner.run.record import one_line
 
 QUICK = (
@@ -836,3 +837,15 @@ def test_children_get_their_grace_period_before_they_are_killed():
 
 def test_a_signal_without_a_name_is_reported_by_number():
     assert processes.describe_exit(-35) == "was killed by signal 35"
+
+
+def test_a_tokenizer_that_is_elsewhere_or_brings_code_is_left_to_the_runs(monkeypatch):
+    built = []
+    monkeypatch.setattr(warming, "build", built.append)
+    warming._try_template.cache_clear()
+    node = {"_target_": warming.LOADER, "path": "runner://model/tiny"}
+    others = [node | {"trust_remote_code": True}, node | {"path": "org/name"}, {"path": "a"}]
+    for tokenizer in (*others, node, node):
+        warming._try_template(canonical_text(tokenizer))
+    warming._try_template.cache_clear()
+    assert built == [node]

@@ -911,7 +911,7 @@ def test_the_page_fits_a_phone_with_and_without_its_script(partial, tmp_path):
     set_status(folder, cause="c" * 300)
     summary = summarise(group)
     page = write_report(summary)
-    drawn = len(sweep_pictures(summary))
+    drawn = len(list(sweep_pictures(summary)))
     with browser.browser() as window:
         for disabled, pictures in ((True, "figure svg"), (False, "figure svg, figure canvas")):
             window.call("Emulation.setScriptExecutionDisabled", value=disabled)

@@ -5,6 +5,7 @@ or on the hub by the last part of its path. Earlier versions called such a one `
 ``local``, and knew no letters beyond ASCII; the runs that they named are still found.
 """
 
+import functools
 import os
 import re
 import unicodedata
@@ -49,6 +50,8 @@ def _short_name(group: str, *, _root_: "DictConfig") -> str:
     return name_of_path(OmegaConf.select(_root_, f"{group}.path")) or option
 
 
+# The jobs of a sweep have most words in common.
+@functools.lru_cache(maxsize=4096)
 def spelt(text: str) -> str:
     """A text with a dash for what people do not type in names; its letters stay in any script.
 

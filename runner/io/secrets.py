@@ -10,6 +10,7 @@ import html
 import json
 import os
 import re
+from collections.abc import Iterable, Iterator
 from urllib.parse import quote, quote_plus
 
 HIDDEN = "<secret>"
@@ -116,6 +117,8 @@ ANY_FORM = re.compile("|".join(FORMS.values()))
 
 
 # --- What is a secret ---------------------------------------------------------------------------
+# The jobs of a sweep have most texts in common.
+@functools.lru_cache(maxsize=1024)
 def form_of(text: str) -> str:
     """The kind of secret that a text holds by its form; empty for none."""
     for name, pattern in FORMS.items():
@@ -174,7 +177,23 @@ def hidden(text: str) -> str:
     >>> hidden("push_to_hub=true hub_token=abcd to https://me:pa55word@host/x")
     'push_to_hub=true hub_token=<secret> to https://<secret>@host/x'
     """
-    text = ASSIGNED.sub(rf"\1{HIDDEN}", without_values(text))
+    return _hidden(text, tuple(holders()))
+
+
+def hidden_words(words: Iterable[str]) -> list[str]:
+    """Words of a command without secrets, which the environment is asked for once."""
+    values = tuple(holders())
+    return [_hidden_word(word, values) for word in words]
+
+
+# Runs of one name have most words in common.
+@functools.lru_cache(maxsize=1024)
+def _hidden_word(word: str, values: tuple[str, ...]) -> str:
+    return _hidden(word, values)
+
+
+def _hidden(text: str, values: tuple[str, ...]) -> str:
+    text = ASSIGNED.sub(rf"\1{HIDDEN}", _without(values, text))
     return ANY_FORM.sub(_mask, text)
 
 
@@ -206,9 +225,20 @@ def _mask(match: re.Match[str]) -> str:
 
 def without_values(text: str) -> str:
     """A text without the secrets of the environment, however encoded, and long pieces of them."""
+    return _without(tuple(holders()), text)
+
+
+def each_without_values(texts: Iterable[str]) -> Iterator[str]:
+    """Texts without the secrets of the environment, which is asked for them once."""
+    values = tuple(holders())
+    for text in texts:
+        yield _without(values, text)
+
+
+def _without(values: tuple[str, ...], text: str) -> str:
+    """A text without these secrets."""
     # The name of a file may hold bytes that are no letters, which nothing can encode.
     text = text.encode(errors="backslashreplace").decode()
-    values = tuple(holders())
     if not values:
         return text
     pattern = _pattern(values)

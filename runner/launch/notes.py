@@ -1,23 +1,23 @@
 """The notes on runs that a command is about to start, as they are printed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from runner.config.machines import rank_of, rendezvous_of
 from runner.config.resolution import Composed
 from runner.dataset.request import split_words
 from runner.generate.budget import evaluation_budget
-from runner.launch.plan import Task, state_of
+from runner.launch.plan import Plan
 from runner.run.disk import describe_lone_locks
 
 
-def print_notes(tasks: Sequence[Task]) -> None:
+def print_notes(plan: Plan) -> None:
     """Print, each once, the notes on runs that are not finished.
 
     The jobs of a sweep have most notes in common; a line that several runs say is printed where it
     comes first.
     """
-    all_runs = [task.composed for task in tasks]
-    runs = [task.composed for task in tasks if state_of(task.folder) != "finished"]
+    all_runs = [task.composed for task in plan.tasks]
+    runs = plan.unfinished
     # Those that go on with the learning rate that they began with.
     begun = [run for run in all_runs if run.rate and run.rate.begun]
     # A line on a stage of a chain begins with its name.

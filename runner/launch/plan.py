@@ -6,8 +6,9 @@
 import os
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from runner.config.resolution import Composed
@@ -15,7 +16,7 @@ from runner.config.run_name import former_names
 from runner.errors import ConfigError, Fault, FolderError
 from runner.report.number import plural
 from runner.run import Run, held
-from runner.run.key import folder_of, label_of
+from runner.run.key import folders_of, label_of
 from runner.run.record import read_state
 
 # What a state means for the command that is about to start.
@@ -52,18 +53,22 @@ class Task:
         return f"{self.composed.stage} {label}".strip()
 
 
-def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
+def tasks_of(
+    jobs: Sequence[Sequence[Composed]], folders: Mapping[int, Path] | None = None
+) -> list[Task]:
     """Each run of each job once: jobs may share their first stages.
 
-    Raises ConfigError where two jobs are one, and FolderError where a folder cannot be read.
+    ``folders`` are those of the runs, as ``folders_of`` finds them. Raises ConfigError where two
+    jobs are one, and FolderError where a folder cannot be read.
     """
+    folders = folders or folders_of(jobs)
     tasks: dict[Path, Task] = {}
     ends: dict[Path, Composed] = {}
     faults = []
     for runs in jobs:
         before: tuple[Path, ...] = ()
         for composed in runs:
-            folder = folder_of(composed.cfg, composed.overrides)
+            folder = folders[id(composed)]
             # The key alone says which run it is, whatever the words that lead there.
             run = folder.parent / folder.name.rpartition("-")[2]
             tasks.setdefault(run, Task(composed, folder, before))
@@ -80,19 +85,18 @@ def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
     return list(tasks.values())
 
 
-def share_name(jobs: Sequence[Sequence[Composed]]) -> None:
+def share_name(jobs: Sequence[Sequence[Composed]]) -> dict[int, Path]:
     """Give the runs of a sweep over models or rows of one's own one name in place of several.
 
     It is that of runs which are there already, or else one that calls the models ``hub`` or the
-    rows ``local``.
+    rows ``local``. Returns the folders of the runs, as ``folders_of`` finds them.
     """
-    has_stages = any(len(runs) > 1 or runs[0].stage for runs in jobs)
-    if has_stages:
-        return
-    folders = [folder_of(composed.cfg, composed.overrides) for (composed,) in jobs]
+    folders_by_run = folders_of(jobs)
+    folders = list(folders_by_run.values())
     groups = {folder.parent for folder in folders}
-    if len(groups) < 2:
-        return
+    has_stages = any(len(runs) > 1 or runs[0].stage for runs in jobs)
+    if has_stages or len(groups) < 2:
+        return folders_by_run
     possible_names = []
     for (composed,) in jobs:
         name = str(composed.cfg["name"])
@@ -101,9 +105,11 @@ def share_name(jobs: Sequence[Sequence[Composed]]) -> None:
     common = [name for name in first if all(name in names for names in others)]
     existing = [folder.parent.name for folder in folders if folder.is_dir()]
     usable = [name for name in existing if name in common] or common
-    if usable:
-        for (composed,) in jobs:
-            composed.cfg["name"] = usable[0]
+    if not usable:
+        return folders_by_run
+    for (composed,) in jobs:
+        composed.cfg["name"] = usable[0]
+    return folders_of(jobs)
 
 
 def _doubled_job(first: Sequence[str], second: Sequence[str]) -> Fault:
@@ -141,6 +147,20 @@ class Plan:
     tasks: Sequence[Task]
     sizes: dict[str, int] = field(default_factory=dict)  # of the axes of a sweep
 
+    @cached_property
+    def states(self) -> list[str]:
+        """The state of each task's folder."""
+        return [state_of(task.folder) for task in self.tasks]
+
+    @property
+    def unfinished(self) -> list[Composed]:
+        """The runs that have something left to do."""
+        runs = []
+        for task, state in zip(self.tasks, self.states, strict=True):
+            if state != "finished":
+                runs.append(task.composed)
+        return runs
+
     def __str__(self) -> str:
         groups = {str(task.folder.parent) for task in self.tasks}
         where = f"{len(groups)} folders"
@@ -151,7 +171,7 @@ class Plan:
         if swept:
             shape = " x ".join(swept)
             title += f": {shape}"
-        counts = Counter(state_of(task.folder) for task in self.tasks)
+        counts = Counter(self.states)
         parts = []
         for state, text in TODO.items():
             if counts[state]:
@@ -160,8 +180,7 @@ class Plan:
 
     def lines(self) -> Iterator[str]:
         """One line for each run: its state, and its folder."""
-        for task in self.tasks:
-            state = state_of(task.folder)
+        for task, state in zip(self.tasks, self.states, strict=True):
             run = task.folder if state == "new" else Run(task.folder.absolute())
             yield f"{state:<9} {run}"
 

@@ -27,7 +27,7 @@ from runner.run import Run, open_run
 from runner.run.completion import finished, is_finished
 from runner.run.continuation import find_offer
 from runner.run.disk import folder_errors
-from runner.run.key import folder_of
+from runner.run.key import folder_of, folders_of
 from runner.run.record import read_run
 from runner.run.seal import sealed_checkpoints
 from runner.validate.hub_names import settle_hub_here
@@ -51,16 +51,17 @@ def start_runs(runs: Sequence[Composed], *, dry_run: bool = False, debug: bool =
         why_pooled = "launcher.timeout_seconds"
     if why_pooled or queue:
         _refuse_several_processes(why_pooled or "launcher", runs[0].machines)
-    print_notes(tasks)
+    plan = Plan(tasks)
+    print_notes(plan)
     if dry_run:
-        return _show(Plan(tasks), queue)
+        return _show(plan, queue)
     settle_hub_here(runs)
     with folder_errors(_group_of(runs[0])):
         print(idle_devices(settings, runs[0].experiment.model), end="")
         if not queue and not why_pooled:
             return _train_here(runs[0], settings)
         if queue:
-            show = LiveProgress(Plan(tasks), 1) if queue.wait else Stages(tasks)
+            show = LiveProgress(plan, 1) if queue.wait else Stages(tasks)
             codes, signals = Submission(tasks, queue, show).run()
         else:
             codes, signals = Pool(tasks, settings, Stages(tasks)).run()
@@ -127,23 +128,23 @@ def start_sweep(
     parsed = parse(latest([*sweep.axes, *typed]))
     words = [str(word.input_line) for word in parsed if not word.is_hydra_override()]
     jobs = compose_jobs(words, folders, untyped)
-    if not sweep.plugins:  # these compose each job by itself
-        share_name(jobs)
+    # Plugins compose each job by itself.
+    folders_by_run = folders_of(jobs) if sweep.plugins else share_name(jobs)
     runs = list(chain.from_iterable(jobs))
-    tasks = tasks_of(jobs)
+    tasks = tasks_of(jobs, folders_by_run)
     _refuse_several_processes("a sweep", max(run.machines for run in runs))
-    check_ahead(jobs, elsewhere=bool(sweep.plugins))
+    check_ahead(jobs, elsewhere=bool(sweep.plugins), folders=folders_by_run)
     settings = settings_of(runs[0].experiment.launcher, runs, debug=debug)
     queue = queue_of(runs, sweep.plugins)
     plan = Plan(tasks, sweep_axes.axes(words))
     print(plan)
-    print_notes(tasks)
+    print_notes(plan)
     if dry_run:
         return _show(plan, queue)
     if sweep.plugins:
         plugin_job = Job(folders, debug, tells=False, typed=tuple(typed))
         return start_plugin(plugin_job, typed, partial(_find_ends, jobs), report)
-    ends = _find_ends(jobs)
+    ends = [folders_by_run[id(runs_of_job[-1])] for runs_of_job in jobs]
     settle_hub_here(runs)
     with folder_errors(_group_of(runs[0])):
         print(idle_devices(settings, runs[0].experiment.model), end="")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from runner.config.menu import FOLDER_FLAGS
 from runner.io.files import read_rows, shipped
-from runner.io.secrets import hidden
+from runner.io.secrets import hidden_words
 from runner.report.number import format_value
 from runner.run.history import plain_text
 from runner.run.record import RunRecord
@@ -63,7 +63,8 @@ def words_of(run: RunRecord) -> list[str] | None:
     if "runner" not in command:
         return None
     start = command.index("runner") + 1
-    words = [hidden(str(word)).removeprefix("++") for word in command[start:]]
+    shown_words = hidden_words(map(str, command[start:]))
+    words = [word.removeprefix("++") for word in shown_words]
     if SWEEP_FLAGS.intersection(words):
         return None
     return words

@@ -73,11 +73,10 @@ def read_group(group: Path, memory: Memory | None = None) -> list[RunOfMany]:
     Only runs that have changed are read from their files. Their rows are kept in ``memory``, or
     without it in the index on the disk.
     """
-    database, rows = _open_index(group / INDEX)
+    database, forgotten = _open_index(group / INDEX)
     remembered: Rows = {}
     if memory is not None:
         remembered = memory.setdefault(group, {})
-        rows |= remembered
     # A file that was written after this moment may change again without getting another time.
     settled = time.time_ns() - SETTLED_NANOSECONDS
     runs = []
@@ -85,13 +84,15 @@ def read_group(group: Path, memory: Memory | None = None) -> list[RunOfMany]:
     for folder in find_folders(group):
         name = os.fsencode(folder.name)
         stamp = stamp_of(folder)
-        row = rows.pop(name, None)
+        row = remembered.get(name) or _find_row(database, name)
+        forgotten.discard(name)
         if row is None or row.seal != _seal_of(stamp, row.record):
             fields = _record_of(folder)
             text = json.dumps(fields, default=str, skipkeys=True)
             row = IndexRow(text, _seal_of(stamp, text))
             if stamp.latest < settled:
-                remembered[name] = row
+                if memory is not None:
+                    remembered[name] = row
                 insert = f"INSERT OR REPLACE INTO {TABLE_NAME} VALUES (?, ?, ?)"
                 database.execute(insert, [name, row.record, row.seal])
         record = _shared(json.loads(row.record), record)
@@ -100,7 +101,7 @@ def read_group(group: Path, memory: Memory | None = None) -> list[RunOfMany]:
         runs.append(RunOfMany(folder, **{**record, "damaged": damaged, "faults": faults}))
 
     # The remaining rows are of runs that are no longer there.
-    deleted_runs = [[name] for name in rows]
+    deleted_runs = [[name] for name in forgotten]
     # This user may lack the right to write into the folder.
     with contextlib.suppress(sqlite3.Error, OSError), contextlib.closing(database):
         database.executemany(f"DELETE FROM {TABLE_NAME} WHERE folder = ?", deleted_runs)
@@ -121,8 +122,11 @@ def read_runs(folders: Sequence[Path]) -> list[RunOfMany]:
     return list(runs.values())
 
 
-def _open_index(path: Path) -> tuple[sqlite3.Connection, Rows]:
-    """The index in memory, with its rows; a new and empty one if the file is missing or damaged."""
+def _open_index(path: Path) -> tuple[sqlite3.Connection, set[bytes]]:
+    """The index in memory, with the names of its rows.
+
+    It is a new and empty one if the file is missing or damaged.
+    """
     database = sqlite3.connect(":memory:")
     failures = (OSError, sqlite3.Error, MemoryError)
     with contextlib.suppress(*failures), open_own(path, "rb") as file:
@@ -131,13 +135,18 @@ def _open_index(path: Path) -> tuple[sqlite3.Connection, Rows]:
         tables = database.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL").fetchall()
         # Another table, or one more, is that of another version of the code.
         if verdict == [("ok",)] and tables == [(TABLE,)]:
-            rows = {}
-            for name, record, seal in database.execute(f"SELECT * FROM {TABLE_NAME}"):
-                rows[name] = IndexRow(record, seal)
-            return database, rows
+            names = database.execute(f"SELECT folder FROM {TABLE_NAME}")
+            return database, {name for (name,) in names}
     database = sqlite3.connect("")  # sqlite moves it to a temporary file if it grows large
     database.execute(TABLE)
-    return database, {}
+    return database, set()
+
+
+def _find_row(database: sqlite3.Connection, name: bytes) -> IndexRow | None:
+    """The row of a run in the index; read alone, because all of them take much memory."""
+    select = f"SELECT record, seal FROM {TABLE_NAME} WHERE folder = ?"
+    fields = database.execute(select, [name]).fetchone()
+    return IndexRow(*fields) if fields else None
 
 
 def stamp_of(folder: Path) -> Stamp:

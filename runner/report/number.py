@@ -1,7 +1,8 @@
 """Numbers, spreads and values of a configuration as text for people."""
 
 from collections.abc import Mapping, Sequence
-from statistics import stdev
+from math import fsum, sqrt
+from statistics import fmean
 
 from runner.io.visible import to_visible
 from runner.schema.literal import number, to_text
@@ -25,7 +26,12 @@ def sample_sd(values: Sequence[float]) -> float | None:
     """The sample standard deviation of some values; None for fewer than two."""
     if len(values) < 2:
         return None
-    return stdev(values)
+    if min(values) == max(values):
+        return 0.0
+    mean = fmean(values)
+    squares = [(value - mean) ** 2 for value in values]
+    # ``statistics.stdev`` computes with fractions, which takes ten times as long.
+    return sqrt(fsum(squares) / (len(values) - 1))
 
 
 def format_difference(before: float | None, after: float | None) -> str:

@@ -64,18 +64,25 @@ def write_plots(run: RunRecord) -> list[Path]:
     """Write a PNG for each kind of metric that the run logged; returns their paths."""
     title = f"{run.folder.parent.name}/{run.folder.name}"
     paths = []
-    for picture in run_pictures(run.lines, headline_of(run)):
+    for picture in run_pictures(run.lines, headline_of(run), one_by_one=True):
         paths.append(write_png(picture, run.folder / "plots", title, has_numbers=True))
     return paths
 
 
-def run_pictures(lines: Lines, headline: SweepObjective | None = None) -> Iterator[Picture]:
-    """A picture for each kind of metric, that of the headline first."""
+def run_pictures(
+    lines: Lines, headline: SweepObjective | None = None, *, one_by_one: bool = False
+) -> Iterator[Picture]:
+    """A picture for each kind of metric, that of the headline first.
+
+    Those that are written ``one_by_one`` share a figure: each is gone when the next one is asked
+    for.
+    """
+    used = None
     for name, curves in curves_by_picture(lines, PICTURES, headline).items():
         caption = name
         if name in PICTURES:
             caption = name.replace("_", " ")
-        with new_axes(caption, share=is_share(name)) as axes:
+        with new_axes(caption, share=is_share(name), used=used) as axes:
             for metric_curve in reversed(curves):
                 points = thinned(metric_curve.points)
                 draw_curve(
@@ -85,8 +92,9 @@ def run_pictures(lines: Lines, headline: SweepObjective | None = None) -> Iterat
                     metric_curve.metric,
                     hollow=metric_curve.is_held_out,
                 )
-            axes.grid()
+            axes.grid(True)
         yield Picture(file_name(name), caption, axes.figure)
+        used = axes if one_by_one else None
 
 
 def curves_by_picture(

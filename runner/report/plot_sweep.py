@@ -86,25 +86,34 @@ class StyledSetting:
     label: str | None  # None where a setting before it has the label of all beyond the palette
 
 
-def sweep_pictures(summary: Summary) -> list[Picture]:
-    """The objective over one axis and over two, reward over KL, and curves over steps."""
+def sweep_pictures(summary: Summary) -> Iterator[Picture]:
+    """The objective over one axis and over two, reward over KL, and curves over steps.
+
+    Each is drawn when it is asked for, because drawn ones take much memory.
+    """
     settings = style_settings(summary)
-    pictures: list[Picture] = []
+    # A page has one legend for all pictures.
+    keys = [styled.label for styled in settings if styled.label]
+    for picture in _draw_pictures(summary, settings):
+        yield replace(picture, keys=keys)
+
+
+def _draw_pictures(summary: Summary, settings: Sequence[StyledSetting]) -> Iterator[Picture]:
+    """The pictures, without the labels of their legend."""
     objective = summary.objective
+    curves = find_curves(settings, objective)
     if objective and summary.best:
         has_labels = len(summary.axes) > 1
         for axis in summary.axes[:MAX_AXES]:
-            pictures.append(_axis_picture(settings, objective.name, axis, has_labels))
+            yield _axis_picture(settings, objective.name, axis, has_labels)
         short_axes = [axis for axis in summary.axes if len(axis.levels) <= MAX_LEVELS]
         if len(short_axes) > 1:
             across, up, *_ = short_axes
-            pictures.append(_heat_picture(summary, objective, across, up))
-    curves = find_curves(settings, objective)
-    pictures += _trade_pictures(settings)
-    pictures += [_curve_picture(settings, name) for name in curves if name not in SCRIPTED]
-    # A page has one legend for all pictures.
-    keys = [styled.label for styled in settings if styled.label]
-    return [replace(picture, keys=keys) for picture in pictures]
+            yield _heat_picture(summary, objective, across, up)
+    yield from _trade_pictures(settings)
+    for name in curves:
+        if name not in SCRIPTED:
+            yield _curve_picture(settings, name)
 
 
 def find_curves(settings: Sequence[StyledSetting], objective: SweepObjective | None) -> list[str]:

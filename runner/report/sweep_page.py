@@ -88,20 +88,18 @@ def to_sweep_page(summary: Summary, etag: str = "", plots: Path | None = None) -
 
 def _draw_figures(summary: Summary, plots: Path | None) -> list[Figure]:
     """The pictures of some runs, also written into ``plots``; older ones there are deleted."""
-    pictures = plot_sweep.sweep_pictures(summary)
     figures = []
     written = set[Path]()
-    for number in range(len(pictures)):
-        picture = pictures.pop(0)  # so that the figure is freed; drawn ones take much memory
+    for number, picture in enumerate(plot_sweep.sweep_pictures(summary)):
         is_curve = picture.name.startswith(plot_sweep.CURVE_PREFIX)
         name = picture.name.removeprefix(plot_sweep.CURVE_PREFIX)
-        drawing = to_svg(picture, f"p{number}")
+        drawing = to_svg(picture, f"p{number}", has_numbers=is_curve)
         figures.append(Figure(picture.caption, drawing, name, is_curve))
         if plots:
             title = summary.group.name
             if picture.name.startswith(plot_sweep.HEAT_PREFIX) and summary.objective:
                 title += f": {summary.objective.name}"  # which no axis names
-            written.add(write_png(picture, plots, title))
+            written.add(write_png(picture, plots, title, has_numbers=is_curve))
     if plots:
         for path in set(plots.glob("*.png")) - written:
             path.unlink(missing_ok=True)  # another report may have deleted it

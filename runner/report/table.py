@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from runner.io.files import display_path, to_line
-from runner.io.secrets import without_values
+from runner.io.secrets import each_without_values, without_values
 from runner.io.terminal import MAX_LINES
 from runner.report.axis import MISSING, UNREAD
 from runner.report.compare import ChangedKey, Section
@@ -356,11 +356,10 @@ def _to_array(values: Sequence[object]) -> "pyarrow.Array":
     """A column without secrets, as text where its values have several types."""
     import pyarrow
 
+    texts_without = iter(each_without_values(value for value in values if isinstance(value, str)))
     public = []
     for value in values:
-        if isinstance(value, str):
-            value = without_values(value)
-        public.append(value)
+        public.append(next(texts_without) if isinstance(value, str) else value)
     try:
         return pyarrow.array(public)
     except (pyarrow.ArrowException, OverflowError):

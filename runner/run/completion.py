@@ -4,7 +4,7 @@ import logging
 
 from runner.errors import Fault, FolderError
 from runner.run.folder import Run
-from runner.run.inputs import check_fingerprints
+from runner.run.inputs import find_changes
 from runner.run.seal import damage_of, describe_damage, sealed_checkpoints
 
 log = logging.getLogger(__name__)
@@ -18,14 +18,17 @@ def is_finished(run: Run) -> bool:
     """
     if run.status()["state"] != "finished":
         return False
+    manifest = run.manifest()
     damage: dict[str, str] = {}
-    if run.manifest().get("files"):  # else there is no model whose files were sealed
+    if manifest.get("files"):  # else there is no model whose files were sealed
         damage = {"model/": "missing"}
         if run.model.is_dir():
             damage = damage_of(run.model, touched_only=True)
     if not damage:
-        for line in check_fingerprints(run):
-            print(f"note      {line}")
+        inputs = manifest.get("inputs")
+        if isinstance(inputs, dict):
+            for line in find_changes(run.cfg, inputs):
+                print(f"note      {line}")
         return True
     found = f"the run is finished, but its model is damaged: {describe_damage(damage)}"
     if not sealed_checkpoints(run.checkpoints):

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from runner.config.experiment import Experiment
+from runner.config.frozen_yaml import read_frozen
 from runner.config.limits import read_yaml
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import (
@@ -59,7 +60,7 @@ class Run:
         path = self.folder / "config.yaml"
         fix = f"rm {path}  (and the command that made the run, which writes it again)"
         try:
-            content = read_yaml(path)
+            content = read_frozen(path, read_yaml)
         except ConfigError as error:
             raise FolderError(replace(fault, fix=fix) for fault in error.faults) from None
         if not is_shaped(content):

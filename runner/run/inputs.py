@@ -79,8 +79,10 @@ def read_fingerprints(cfg: Config, known: Fingerprints | None = None) -> Fingerp
 def _files_of_keys(cfg: Config) -> Iterator[tuple[str, dict[str, Path]]]:
     """The files behind each key whose value is a path or a pattern, and of the user's packages."""
     for key, value in walk(lasting(cfg)):
+        if not isinstance(value, str):
+            continue
         is_read = last_key(key).endswith(NAMES) and not key.startswith("callback.")
-        if not is_read or not isinstance(value, str):
+        if not is_read:
             continue
         may_be_path = len(value) <= MAX_LETTERS_OF_PATH and "\n" not in value
         # What ships with us is known by its version.
@@ -137,10 +139,18 @@ def check_fingerprints(run: Run) -> list[str]:
     then = run.manifest().get("inputs")
     if not isinstance(then, dict):
         return []
-    now = read_fingerprints(run.cfg, then)
     is_finished = run.status()["state"] == "finished"
     if not is_finished and not sealed_checkpoints(run.checkpoints):
         return []
+    return find_changes(run.cfg, then)
+
+
+def find_changes(cfg: Config, then: Fingerprints) -> list[str]:
+    """A line on each package of the user's that has changed since these fingerprints were taken.
+
+    Raises FolderError where any other file behind a configuration has changed.
+    """
+    now = read_fingerprints(cfg, then)
     faults = []
     notes = []
     for key in {**then, **now}:

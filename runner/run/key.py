@@ -16,9 +16,9 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from runner.config.adapter_rate import FACTOR
 from runner.config.machines import processes_of
@@ -172,19 +172,51 @@ def _is_said(name: str, value: str) -> bool:
     return f"-{text}-" in f"-{spelt}-"
 
 
-def folder_of(cfg: Config, overrides: Sequence[str]) -> Path:
-    """The folder of a configuration: the one that holds its key, or else the one that will."""
+def folder_of(
+    cfg: Config, overrides: Sequence[str], earlier_names: Sequence[str] | None = None
+) -> Path:
+    """The folder of a configuration: the one that holds its key, or else the one that will.
+
+    ``earlier_names`` are its former names, where these are known.
+    """
     key = key_of(cfg)
     root = Path(str(cfg["output_root"]))
     name = str(cfg["name"])
     folder = _find_key(root / name, key)
     if folder:
         return folder
-    for former_name in former_names(cfg):
+    if earlier_names is None:
+        earlier_names = former_names(cfg)
+    for former_name in earlier_names:
         folder = _find_key(root / former_name, key)
         if folder:
             return folder
     return root / name / f"{label_of(overrides, name)}-{key}"
+
+
+class ComposedRun(Protocol):
+    """A configuration and the words that made it, as ``config.resolution`` has them."""
+
+    @property
+    def cfg(self) -> Config: ...
+
+    @property
+    def overrides(self) -> Sequence[str]: ...
+
+
+def folders_of(jobs: Iterable[Iterable[ComposedRun]]) -> dict[int, Path]:
+    """The folder of each run by the ``id`` of the run; to find thousands twice takes seconds."""
+    folders: dict[int, Path] = {}
+    earlier_names: dict[tuple[object, ...], list[str]] = {}
+    for stages in jobs:
+        for composed in stages:
+            cfg = composed.cfg
+            named_by = (cfg["name"], id(cfg.get("model")), id(cfg.get("dataset")))
+            if named_by not in earlier_names:
+                earlier_names[named_by] = former_names(cfg)
+            names = earlier_names[named_by]
+            folders[id(composed)] = folder_of(cfg, composed.overrides, names)
+    return folders
 
 
 def _find_key(group: Path, key: str) -> Path | None:

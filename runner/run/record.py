@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.experiment import Experiment
+from runner.config.frozen_yaml import read_frozen
 from runner.config.groups import GROUPS, OPTIONAL
 from runner.config.limits import read_yaml
 from runner.errors import ConfigError, Fault, FolderError
@@ -224,7 +225,7 @@ def _read_content(path: Path) -> JsonObject | None:
     content: object = None
     with contextlib.suppress(OSError, ConfigError):
         if path.suffix == ".yaml":
-            content = read_yaml(path)
+            content = read_frozen(path, read_yaml)
         else:
             content = read_json(path)
     return content if is_shaped(content) else None

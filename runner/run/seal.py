@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -105,11 +106,7 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
     own_entry = entries.pop(SEAL)
     if own_entry != _own_entry(entries):
         return {SEAL: "differs from what was sealed"}
-    since = 0
-    threads_used = THREADS
-    if touched_only:
-        since = (folder / SEAL).stat().st_mtime_ns
-        threads_used = 1
+    since = (folder / SEAL).stat().st_mtime_ns if touched_only else 0
 
     def compare(name: str) -> str:
         """The damage of a file in a few words; empty where it is as it was sealed.
@@ -118,18 +115,25 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
         """
         path = folder / name
         size, digest = entries[name]
-        if not path.is_file():
+        try:
+            status = path.stat()
+        except OSError:
             return "missing"
-        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            return "missing"
         if status.st_size != size:
             return f"{status.st_size} of {size} bytes"
         if status.st_mtime_ns >= since and sha256(path) != digest:
             return "differs from what was sealed"
         return ""
 
-    with ThreadPoolExecutor(threads_used) as threads:
-        damages = zip(entries, threads.map(compare, entries), strict=True)
-        return {name: damage for name, damage in damages if damage}
+    if touched_only:  # where hardly a byte is read, threads would take longer
+        damages = [compare(name) for name in entries]
+    else:
+        with ThreadPoolExecutor(THREADS) as threads:
+            damages = list(threads.map(compare, entries))
+    damage_by_name = zip(entries, damages, strict=True)
+    return {name: damage for name, damage in damage_by_name if damage}
 
 
 def describe_damage(damage: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ on. Only constructors of libraries are read: a user's own code may do more than 
 """
 
 import ast
+import functools
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
@@ -40,6 +41,11 @@ class Scope:
     # The names from which the value of a name was computed; a name without an entry is an argument.
     origins: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
+    @functools.cached_property
+    def owners(self) -> set[str]:
+        """The names whose attributes are known."""
+        return {name.partition(".")[0] for name in self.values if "." in name}
+
     @property
     def evaluator(self) -> Evaluator:
         return Evaluator(self.values)
@@ -54,16 +60,22 @@ class Scope:
 
     def forget(self, statement: ast.stmt) -> None:
         """Make unknown whatever a statement may assign, with the attributes of it."""
-        assigned = names_in(statement, ast.Store)
-        for name in self.values:
-            if name in assigned or name.partition(".")[0] in assigned:
-                self.values[name] = UNKNOWN
+        for assigned in names_in(statement, ast.Store):
+            if assigned in self.values:
+                self.values[assigned] = UNKNOWN
+            if assigned in self.owners:
+                for name in self.values:
+                    if name.startswith(f"{assigned}."):
+                        self.values[name] = UNKNOWN
 
     def assign(self, statement: ast.Assign, name: str) -> None:
         """Follow an assignment to one name."""
         origins = self.origins_of(statement.value)
         value = self.evaluator.visit(statement.value)
         self.forget(statement)
+        owner, dot, _ = name.partition(".")
+        if dot:
+            self.owners.add(owner)
         self.values[name] = value
         self.origins[name] = origins
 
@@ -127,9 +139,16 @@ def _follow(
                 yield from _follow_function(_inherited(function, name), scope)
             case _:
                 scope.forget(statement)
-                if any(isinstance(part, ast.Return) for part in ast.walk(statement)):
+                if _may_return(statement):
                     return True
     return False
+
+
+# A statement is part of a parsed file, which is cached as well.
+@functools.lru_cache(maxsize=8192)
+def _may_return(statement: ast.stmt) -> bool:
+    """True for a statement that has a ``return`` in it."""
+    return any(isinstance(part, ast.Return) for part in ast.walk(statement))
 
 
 def _inherited(function: Definition, name: str) -> Definition | None:

@@ -15,6 +15,7 @@ from runner.schema.literal import to_text
 Config = Mapping[str, Any]  # a composed configuration, resolved: plain mappings, lists and scalars
 Node = Mapping[str, Any]  # a part of one, often with a ``_target_``
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one, where it was built
+PLAIN = (str, int, float, type(None))  # values without parts
 # What makes a shell split or change a word, and what it changes inside of double quotes, too.
 SPECIAL_TO_SHELLS = set("' []()*?;&|<>#~")
 SPECIAL_IN_QUOTES = set('"$`\\!{\n')
@@ -42,7 +43,34 @@ def walk(node: object, path: str = "", lists: bool = True) -> Iterator[tuple[str
         items = enumerate(node)
     for key, value in items:
         inner_path = f"{path}.{key}".lstrip(".")
-        yield from walk(value, inner_path, lists)
+        # Nearly all values are plain, and nothing is inside of them.
+        if isinstance(value, PLAIN) and inner_path:
+            yield inner_path, value
+        else:
+            yield from walk(value, inner_path, lists)
+
+
+def walk_shared(configs: Iterable[Config]) -> Iterator[tuple[Config, str, Any]]:
+    """Every dotted key of some configurations with its value, as ``walk`` has them.
+
+    A part that several of them share is walked once, where it comes first: the jobs of a sweep
+    have most parts in common.
+    """
+    seen: set[tuple[str, int]] = set()
+    for cfg in configs:
+        for key, part in cfg.items():
+            inner_parts = [(key, part)]
+            # The part in which jobs differ has inner parts that they share.
+            if isinstance(part, Mapping):
+                inner_parts = [(f"{key}.{name}", inner) for name, inner in part.items()]
+                yield cfg, key, part
+            for path, inner in inner_parts:
+                if isinstance(inner, Mapping | list):
+                    if (path, id(inner)) in seen:
+                        continue
+                    seen.add((path, id(inner)))
+                for inner_path, value in walk(inner, path):
+                    yield cfg, inner_path, value
 
 
 def nodes(value: object, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -75,7 +103,8 @@ def flatten(node: Node) -> dict[str, Any]:
 
 def last_key(path: str) -> str:
     """The last name of a dotted key, without the indices of lists behind it."""
-    for word in reversed(path.split(".")):
+    while path:
+        path, _, word = path.rpartition(".")
         if not word.isdigit():
             return word
     return ""

@@ -5,7 +5,7 @@ Libraries are only looked for, never imported.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +17,7 @@ from runner.io.distribution import to_install
 from runner.io.files import display_path
 from runner.schema.code import find_absent_imports
 from runner.schema.source import LIBRARY_PACKAGES, Definition, find_definition
-from runner.schema.text import Config, last_key, select, walk
+from runner.schema.text import Config, last_key, select, walk_shared
 from runner.schema.upstream import libraries as upstream
 from runner.schema.upstream.libraries import NeededLibrary
 from runner.schema.upstream.trackers import TRACKERS
@@ -88,10 +88,11 @@ class Wanted:
     needed: NeededLibrary
 
 
-def find_wanted(cfg: Config) -> Iterator[Wanted]:
+def find_wanted(configs: Iterable[Config]) -> Iterator[Wanted]:
     """Each value that needs a library beside those that every run needs."""
-    for path, value in walk(cfg):
-        yield from _wanted_by(path, value)
+    for _, path, value in walk_shared(configs):
+        if last_key(path) in WANTED:
+            yield from _wanted_by(path, value)
 
 
 def _wanted_by(path: str, value: object) -> Iterator[Wanted]:
@@ -101,16 +102,19 @@ def _wanted_by(path: str, value: object) -> Iterator[Wanted]:
             yield Wanted(_part_of(path), key, str(value), needed)
 
 
-def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
+def find_missing_libraries(*configs: Config) -> Iterator[Fault]:
     """A fault for each library or module that a value, or the user's own code, asks for in vain."""
-    is_set_by_sampler = select(cfg, SAMPLER_KEY) == VLLM
-    for path, value in walk(cfg):
-        if path == "trainer.args.use_vllm" and is_set_by_sampler:
+    for cfg, path, value in walk_shared(configs):
+        # Then it is set by the sampler, which is a value of its own.
+        if path == "trainer.args.use_vllm" and select(cfg, SAMPLER_KEY) == VLLM:
+            continue
+        key = last_key(path)
+        if key not in WANTED:
             continue
         for wanted in _wanted_by(path, value):
             if not _is_installed(wanted.needed.library):
                 yield _missing_library(wanted)
-        if last_key(path) == "_target_":
+        if key == "_target_":
             yield from _find_absent_modules(_part_of(path), str(value))
 
 

@@ -21,16 +21,23 @@ HERE = ("local", "accelerate")  # launchers that train on this machine
 
 
 # --- Devices and processes ------------------------------------------------------------------------
-def find_device_faults(composed: Composed, elsewhere: bool) -> Iterator[Fault]:
+def find_device_faults(runs: Iterable[Composed], elsewhere: bool) -> Iterator[Fault]:
     """A fault for each setting that needs a GPU, or several processes, that a run does not have.
 
-    GPUs may be ``elsewhere``, with a launcher that starts the run on other machines.
+    GPUs may be ``elsewhere``, with a launcher that starts the runs on other machines.
     """
+    is_without_gpu = not elsewhere and not has_devices()
+    for composed in runs:
+        yield from _find_device_faults(composed, is_without_gpu)
+
+
+def _find_device_faults(composed: Composed, is_without_gpu: bool) -> Iterator[Fault]:
+    """The same of one run; ``is_without_gpu`` says it of this machine, if it trains on this one."""
     trainer = composed.cfg["trainer"]
     args = trainer["args"]
-    is_here = not elsewhere and composed.choices.get("launcher", "local") in HERE
+    is_here = composed.choices.get("launcher", "local") in HERE
     lacking: list[Fault] = []
-    if args.get("use_cpu") or (is_here and not has_devices()):
+    if args.get("use_cpu") or (is_here and is_without_gpu):
         lacking += find_gpu_faults(args, composed.typed)
         if trainer.get("needs_gpu"):
             lacking.append(

@@ -7,7 +7,7 @@ the machine (``machine``, ``config.environment_variables``).
 
 import json
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from runner.dataset.dataset_check import DatasetCheck, check_dataset
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, name_jobs
 from runner.io.temporary import uncollected
 from runner.run import Run
-from runner.run.key import canonical_text, folder_of
+from runner.run.key import canonical_text, folders_of
 from runner.schema.text import Config
 from runner.validate.environments import find_server_faults
 from runner.validate.libraries import find_missing_libraries, find_unset_variables
@@ -67,11 +67,18 @@ class PartFaults:
     of_others: list[Fault]
 
 
-def check_ahead(jobs: Sequence[Sequence[Composed]], *, elsewhere: bool = False) -> None:
+def check_ahead(
+    jobs: Sequence[Sequence[Composed]],
+    *,
+    elsewhere: bool = False,
+    folders: Mapping[int, Path] | None = None,
+) -> None:
     """Raise an error with all that would stop one of these runs, but those that have finished.
 
-    GPUs may be ``elsewhere``, with a launcher that starts the runs on other machines.
+    GPUs may be ``elsewhere``, with a launcher that starts the runs on other machines. ``folders``
+    are those of the runs, as ``folders_of`` finds them.
     """
+    folders = folders or folders_of(jobs)
     runs: list[Composed] = []
     for stages in jobs:
         runs += stages
@@ -85,10 +92,10 @@ def check_ahead(jobs: Sequence[Sequence[Composed]], *, elsewhere: bool = False) 
 
     unfinished: dict[Path, Composed] = {}
     for composed in runs:
-        folder = _run_folder(composed)
+        folder = folders[id(composed)]
         if Run(folder).status()["state"] != "finished":
             unfinished[folder] = composed
-    check_parts(jobs, unfinished)
+    check_parts(jobs, unfinished, folders)
     splits: list[Fault] = []
     for folder, composed in unfinished.items():
         splits += find_split_faults(composed, folder)
@@ -98,24 +105,19 @@ def check_ahead(jobs: Sequence[Sequence[Composed]], *, elsewhere: bool = False) 
         EnvironmentFault.refuse(faults)
 
 
-def _run_folder(composed: Composed) -> Path:
-    return folder_of(composed.cfg, composed.overrides).absolute()
-
-
 def check_parts(
-    jobs: Sequence[Sequence[Composed]], folders: Collection[Path] | None = None
+    jobs: Sequence[Sequence[Composed]],
+    checked: Collection[Path] | None = None,
+    folders: Mapping[int, Path] | None = None,
 ) -> None:
     """Raise an error with all faults of the rows and models of runs.
 
-    Only those runs count whose folder is in ``folders``, if there are any. What an earlier stage
-    will make is not looked for.
+    Only those runs count whose folder is among the ``checked``, if there are any. What an earlier
+    stage will make is not looked for. ``folders`` are as in ``check_ahead``.
     """
-    planned: dict[int, Path] = {}
-    for stages in jobs:
-        for composed in stages:
-            planned[id(composed)] = _run_folder(composed)
-    made_before = set(planned.values())
-    checked = made_before if folders is None else folders
+    folders = folders or folders_of(jobs)
+    planned = {folder.absolute() for folder in folders.values()}
+    by_shared_parts: dict[tuple[object, ...], PartFaults] = {}
     by_parts: dict[str, PartFaults] = {}
     of_rows: list[tuple[Sequence[str], list[Fault]]] = []  # of each job, with its command
     of_others: list[tuple[Sequence[str], list[Fault]]] = []
@@ -123,14 +125,18 @@ def check_parts(
         job_rows: list[Fault] = []
         job_others: list[Fault] = []
         for composed in stages:
-            if planned[id(composed)] not in checked:
+            if checked is not None and folders[id(composed)] not in checked:
                 continue
             parts = _select_parts(composed.cfg)
-            key = canonical_text(parts)
-            if key not in by_parts:
-                by_parts[key] = _find_part_faults(parts, made_before)
-            job_rows += by_parts[key].of_rows
-            job_others += by_parts[key].of_others
+            shared = _identify(parts)
+            if shared not in by_shared_parts:
+                key = canonical_text(parts)
+                if key not in by_parts:
+                    by_parts[key] = _find_part_faults(parts, planned)
+                by_shared_parts[shared] = by_parts[key]
+            part_faults = by_shared_parts[shared]
+            job_rows += part_faults.of_rows
+            job_others += part_faults.of_others
         of_rows.append((stages[0].command, job_rows))
         of_others.append((stages[0].command, job_others))
     row_faults = name_jobs(of_rows)
@@ -146,6 +152,15 @@ def _select_parts(cfg: Config) -> Config:
     fields = {name: trainer["args"].get(name) for name in FIELDS}
     parts = {name: cfg.get(name) for name in GROUPS}
     return {**parts, "trainer": {**trainer, "args": fields}}
+
+
+def _identify(parts: Config) -> tuple[object, ...]:
+    """A key that is equal for parts that are the same objects, with a trainer of the same values.
+
+    Jobs of a sweep that differ in numbers have such parts, whose texts need not be compared.
+    """
+    identities = [id(parts[name]) for name in GROUPS]
+    return (*identities, canonical_text(parts["trainer"]))
 
 
 @uncollected()  # the trees of the sources that are read all stay
@@ -174,19 +189,29 @@ def find_environment_faults(runs: Sequence[Composed], elsewhere: bool) -> Iterat
 
     That is a library, a GPU, a variable, or a place that must take files.
     """
-    for composed in runs:
-        yield from find_missing_libraries(composed.cfg)
-        yield from find_unset_variables(composed.cfg)
-        yield from find_server_faults(composed.cfg)
-        yield from find_device_faults(composed, elsewhere)
+    configs = [composed.cfg for composed in runs]
+    yield from find_missing_libraries(*configs)
+    for cfg in _different("tracker", configs):
+        yield from find_unset_variables(cfg)
+    for cfg in _different("environment", configs):
+        yield from find_server_faults(cfg)
+    yield from find_device_faults(runs, elsewhere)
     yield from find_absent_requirements()
     checked = []
-    for composed in runs:
-        tolerate = composed.cfg.get("tolerate") or {}
+    for cfg in configs:
+        tolerate = cfg.get("tolerate") or {}
         if not tolerate.get("versions"):
-            checked.append(composed.cfg)
+            checked.append(cfg)
     if checked:
         yield from find_other_versions(checked)
     yield from find_unnamed_host()
     yield from find_cache_faults()
     yield from find_root_faults(composed.cfg["output_root"] for composed in runs)
+
+
+def _different(key: str, configs: Iterable[Config]) -> list[Config]:
+    """The first of those configurations that share one part."""
+    first_of: dict[int, Config] = {}
+    for cfg in configs:
+        first_of.setdefault(id(cfg.get(key)), cfg)
+    return list(first_of.values())

@@ -44,10 +44,7 @@ def find_other_versions(configs: Iterable[Config] = ()) -> Iterator[Fault]:
 
     Those of the extras count where one of the ``configs`` asks for them.
     """
-    requirements = _read_needed()
-    for cfg in configs:
-        requirements += _read_optional(cfg)
-    for requirement in requirements:
+    for requirement in [*_read_needed(), *_read_optional(configs)]:
         name = requirement.name
         version = installed_version(name)
         if version is None and name in OTHER_BUILDS:
@@ -68,13 +65,14 @@ def _read_needed() -> list[Requirement]:
     return [Requirement(text) for text in read_requirements() if "extra ==" not in text]
 
 
-def _read_optional(cfg: Config) -> list[Requirement]:
-    """The packages of the extras that a configuration asks for."""
+def _read_optional(configs: Iterable[Config]) -> list[Requirement]:
+    """The packages of the extras that one of the configurations asks for."""
     from packaging.requirements import Requirement
 
+    wanted_libraries = {wanted.needed for wanted in find_wanted(configs)}
     names = set()
-    for wanted in find_wanted(cfg):
-        names |= {Requirement(wanted.needed.package).name, wanted.needed.library}
+    for needed in wanted_libraries:
+        names |= {Requirement(needed.package).name, needed.library}
     requirements = []
     for packages in read_extras().values():
         for requirement in map(Requirement, packages):

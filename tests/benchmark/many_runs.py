@@ -1,7 +1,7 @@
 """CPU seconds and memory of the commands that look at many runs, at several sizes, and how they
 grow.
 
-run: python tests/benchmark/many_runs.py 1000 10000
+run: python tests/benchmark/many_runs.py                    1,000 and 10,000: six minutes
      python tests/benchmark/many_runs.py 300 3000 --only report again
 
 It measures the plan of a sweep, its skip check, reports, and the listing.
@@ -9,8 +9,9 @@ It measures the plan of a sweep, its skip check, reports, and the listing.
 One run is trained. The others are copies of it with a learning rate, a kl_coef and a seed of their
 own: the config that the public ``compose`` freezes for them and its key, and the run's own status,
 manifest, scores, 60 logged lines and sealed ``model/`` (whose files are links to the first).
-``skip`` is the dry run of the sweep in which all are finished: what the sweep itself does before it
-starts nothing. Exits 1 where a ratio is above ``--most`` for each tenfold.
+``skip`` is the dry run of the sweep in which all are finished, and ``rerun`` the sweep itself,
+which starts nothing and ends with a report; it comes after the reports, and so finds their index.
+Exits 1 where a ratio is above ``--most`` for each tenfold.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import marks
 import yaml
 
 ROOT = Path(__file__).parent.parent.parent
@@ -35,7 +37,10 @@ COMMON = ["trainer=dpo", "trainer.args.max_steps=60", "trainer.args.logging_step
 RATES = [f"{number}e-6" for number in range(1, 51)]
 KLS = [f"0.{number:02}" for number in range(1, 21)]
 SETTLED = 2.5  # seconds after which the index trusts a written file
-ROWS = ("plan", "skip", "report", "again", "where", "listing")
+ROWS = ("plan", "skip", "report", "again", "where", "listing", "rerun")
+MARKED = 10_000  # the runs of the marks
+MARKS = {"plan": 10.0, "skip": 10.0, "report": 30.0}  # CPU seconds
+MARKED_MEMORY = 300.0  # MB, of a report
 
 
 def axes(size: int) -> list[str]:
@@ -142,7 +147,32 @@ def words_of(row: str, name: str, size: int) -> list[str]:
         "again": report,
         "where": [*report, "where=state=finished,kl_coef>0.05", "sort=eval_loss", "top=50"],
         "listing": ["report"],
+        "rerun": [*sweep[:-1], f"name={name}"],
     }[row]
+
+
+def find_marks(row: str, size: int, cpu: float, peak: float) -> list[marks.Mark]:
+    """The marks of a row of the table, of which most have none."""
+    if size != MARKED:
+        return []
+    found = []
+    work = f"{MARKED:,} jobs: {row}"
+    if row in MARKS:
+        mark = marks.Mark(f"{work}, CPU s", cpu, MARKS[row], at_least=False, ours=f"{cpu:.1f} s")
+        found.append(mark)
+    if row == "report":
+        text = f"{peak:.0f} MB"
+        mark = marks.Mark(f"{work}, peak MB", peak, MARKED_MEMORY, at_least=False, ours=text)
+        found.append(mark)
+    return found
+
+
+def note_all(reached: list[marks.Mark], file: Path | None) -> None:
+    """Print the table of the marks, if there are any, and say them to the file of marks."""
+    if reached:
+        print(marks.HEAD)
+    for mark in reached:
+        marks.note(mark, file)
 
 
 def main() -> int:
@@ -151,14 +181,17 @@ def main() -> int:
     )
     parser.add_argument(
         "sizes",
-        nargs="+",
+        nargs="*",
         type=int,
+        default=[1000, MARKED],
         help="numbers of runs, multiples of 1,000, or of 50 below that",
     )
     parser.add_argument("--only", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--most", type=float, default=11.0)
     parser.add_argument("--folder", type=Path, help="keeps the runs there, and finds them again")
+    marks.add_option(parser)
     chosen = parser.parse_args()
+    reached: list[marks.Mark] = []
     measured: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = chosen.folder.absolute() if chosen.folder else Path(temporary)
@@ -180,11 +213,13 @@ def main() -> int:
                 cpu, peak, wrong = measure(words_of(row, name, size), place)
                 measured.setdefault(row, []).append(cpu if not wrong else math.nan)
                 print(f"{row:<8}{size:>7}{cpu:>9.1f} s{peak:>8.0f} MB  {wrong}", flush=True)
+                reached += find_marks(row, size, cpu, peak)
             page = place / "outputs" / name / "report.html"
             print(
                 f"page    {size:>7}{page.stat().st_size / 1e6 if page.exists() else 0:>9.2f} MB",
                 flush=True,
             )
+    note_all(reached, chosen.marks)
     bad = []
     for row, seconds in measured.items():
         for small, large, before, after in zip(

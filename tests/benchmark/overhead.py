@@ -3,10 +3,7 @@
 startup   what only composes and checks, beside a bare Hydra application run       one run of SFT
 and of DPO: ours with held-out scores of 100 rows before and after, a sealed checkpoint, curves
           and a manifest; the script and the command load, train and save; and 10 steps of DPO
-sweep     16 runs of DPO as one sweep, as separate commands, and by TRL's command; nothing is
-          evaluated
-
-What each further step costs is measured by ``step.py``.
+What each further step costs is measured by ``step.py``, a sweep by ``sweep.py``.
 
 run: python tests/benchmark/overhead.py                             all of it: 20 minutes on two
 cores
@@ -31,24 +28,20 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 MODEL = ROOT / "runner" / "model" / "tiny"
 ROWS = ROOT / "runner" / "dataset" / "toy_sort"
-PARTS = ("startup", "run", "sweep")
+PARTS = ("startup", "run")
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "hydra-core")
-RATES = (1e-5, 3e-5, 1e-4, 3e-4)
-COEFFICIENTS = (0.05, 0.1, 0.2, 0.5)
 # The steps and the batch of a run.
 STEPS = 20
 BATCH = 32
-# The steps, pairs of a batch and rows of a run in the sweep.
-SWEPT_STEPS = 20
-PAIRS = 8
-COUNT = 512
+PAIRS = 8  # of a batch
+COUNT = 512  # rows of a run that is a small one
 HYDRA = "import hydra\nhydra.main(version_base='1.3', config_path=None)(lambda cfg: None)()\n"
 SCRIPT = """
 import sys
@@ -76,16 +69,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument(
-        "--repeats", type=int, default=5, help="of each figure but the sweep's, which is of one"
-    )
-    parser.add_argument(
-        "--values",
-        type=int,
-        default=4,
-        choices=(1, 2, 3, 4),
-        help="of each of the sweep's two keys",
-    )
+    parser.add_argument("--repeats", type=int, default=5)
     chosen = parser.parse_args()
     compileall.compile_dir(ROOT / "runner", quiet=1)
     cores = os.cpu_count()
@@ -102,8 +86,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         measure = Measure(Path(name), chosen.repeats)
         for part in chosen.only:
-            parts = {"startup": startup, "run": run, "sweep": measure_sweep(chosen.values)}
-            parts[part](measure)
+            {"startup": startup, "run": run}[part](measure)
 
 
 class Measure:
@@ -122,10 +105,16 @@ class Measure:
             )
             (folder / rows / "train.jsonl").write_text("".join(lines), encoding="utf-8")
 
-    def cost(self, commands: Sequence[Sequence[object]], *, fails: bool = False) -> float:
+    def cost(
+        self,
+        commands: Sequence[Sequence[object]],
+        *,
+        fails: bool = False,
+        keeps_cache: bool = False,
+    ) -> float:
         """CPU seconds of these commands one after the other.
 
-        None of them finds what an earlier one wrote.
+        Those of another call do not find what they wrote, but for the cache of rows if it is kept.
         """
         environment = {
             **os.environ,
@@ -147,7 +136,8 @@ class Measure:
         self.states = [
             path.read_text() for path in (self.folder / "made").rglob("trainer_state.json")
         ]
-        for leftover in ("hf", "made"):
+        leftovers = ("made",) if keeps_cache else ("hf", "made")
+        for leftover in leftovers:
             shutil.rmtree(self.folder / leftover, ignore_errors=True)
         return seconds
 
@@ -206,57 +196,6 @@ def run(measure: Measure) -> None:
         )
     ten = sides_of("dpo", 10, PAIRS, measure.folder)
     print_row(f"dpo, 10 steps of {PAIRS}", measure.medians(ten))
-
-
-def weights_by_key(folder: Path) -> dict[str, bytes]:
-    """The saved weights of each run in a folder, by the run's key."""
-    weights = {}
-    for path in folder.glob("*/model/*.safetensors"):
-        weights[path.parts[-3][-10:]] = path.read_bytes()
-    return weights
-
-
-def measure_sweep(values: int) -> Callable[[Measure], None]:
-    def sweep(measure: Measure) -> None:
-        folder = measure.folder
-        rates = RATES[:values]
-        coefficients = COEFFICIENTS[:values]
-        pairs = list(itertools.product(rates, coefficients))
-        rows = [
-            f"dataset.path={folder / 'few' / 'train.jsonl'}",
-            "dataset.split.eval=null",
-            "metric=none",
-        ]
-        base_command = [*ours("dpo", SWEPT_STEPS, PAIRS), "dataset=local", *rows]
-        axes = [
-            f"learning_rate={','.join(map(str, rates))}",
-            f"kl_coef={','.join(map(str, coefficients))}",
-        ]
-        as_sweep = measure.cost([[*base_command, "-m", *axes, "name=sweep"]])
-        one_by_one = measure.cost(
-            [
-                [*base_command, f"learning_rate={r}", f"kl_coef={c}", "name=separate"]
-                for r, c in pairs
-            ]
-        )
-        command = measure.cost(
-            [theirs("dpo", SWEPT_STEPS, PAIRS, folder / "few", r, c) for r, c in pairs]
-        )
-        print_row(f"{len(pairs)} runs of dpo, as one sweep", {"ours": as_sweep, "trl": command}, 1)
-        print_row(
-            f"{len(pairs)} runs of dpo, as separate commands",
-            {"ours": one_by_one, "trl": command},
-            1,
-        )
-        weights = weights_by_key(folder / "outputs" / "sweep")
-        separate = weights_by_key(folder / "outputs" / "separate")
-        same = sum(weights[key] == separate[key] for key in weights)
-        print(
-            f"\nThe sweep: {as_sweep / one_by_one:.2f} of separate commands; "
-            f"weights of the same bytes: {same} of {len(pairs)}."
-        )
-
-    return sweep
 
 
 # --- The commands of each side --------------------------------------------------------------------

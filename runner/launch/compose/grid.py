@@ -11,10 +11,12 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from runner.config.composition import compose_unresolved, differences
+from runner.config.menu import Options, read_menu
 from runner.config.resolution import Composed
 from runner.errors import ConfigError, Fault, name_jobs
 from runner.launch.compose import stages, sweep_axes
@@ -73,6 +75,11 @@ class Grid:
     # Of those whose first job has faults, the others are composed only if they are to be checked.
     broken: set[tuple[str, ...]] = field(default_factory=set)
 
+    @cached_property
+    def menu(self) -> Options:
+        """The options of each group."""
+        return read_menu(self.folders)
+
     def add(self, job: Mapping[str, SweptWord], is_checked: bool) -> None:
         """Compose the job with these words of each key; raises ConfigError with its faults."""
         words = [swept.word for swept in job.values()]
@@ -100,7 +107,7 @@ class Grid:
         numbers = {key: job[key].value for key in self.number_keys}
         derived = family.derive(words, numbers, self.folders)
         self.jobs.append([derived])
-        if is_checked and stages.faults_of(derived, self.folders):
+        if is_checked and stages.faults_of(derived, self.folders, self.menu):
             # This raises the faults, with where each key stands.
             stages.compose_runs(words, self.folders, self.untyped)
 

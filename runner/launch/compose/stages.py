@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.config.composition import compose, compose_unresolved, read_layers
-from runner.config.menu import read_menu
+from runner.config.menu import Options, read_menu
 from runner.config.override import dotted_key
 from runner.config.provenance import TrustedKeys, list_settings
 from runner.config.resolution import NO_VALUE, Composed
@@ -84,8 +84,13 @@ def as_command(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     return command
 
 
-def faults_of(composed: Composed, folders: Sequence[Path] = ()) -> list[Fault]:
-    """The faults of a configuration: key by key, or where there are none, part against part."""
+def faults_of(
+    composed: Composed, folders: Sequence[Path] = (), menu: Options | None = None
+) -> list[Fault]:
+    """The faults of a configuration: key by key, or where there are none, part against part.
+
+    ``menu`` is that of the folders, where it was read before.
+    """
     typed = composed.typed
     # What code may run is for the command line alone to say, and not for a file.
     allow = composed.cfg.get("allow")
@@ -93,7 +98,7 @@ def faults_of(composed: Composed, folders: Sequence[Path] = ()) -> list[Fault]:
     allowed: tuple[str, ...] = ()
     if is_allow_typed and isinstance(allow, list):
         allowed = tuple(allow)
-    menu = read_menu(folders)
+    menu = menu or read_menu(folders)
     trusted = TrustedKeys(composed, folders)
     faults = find_all_faults(composed.cfg, menu=menu, allow=allowed, typed=typed, trusted=trusted)
     faults += find_factor_faults(composed)
