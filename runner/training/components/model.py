@@ -17,9 +17,9 @@ from runner.errors import ConfigError, Fault
 from runner.generate.sampler import Model
 from runner.io.files import read_json, shipped
 from runner.model.adapter import check_adapter, leave_out_routers, train_beside, train_tokens
-from runner.model.check_config import overrides_answers
 from runner.model.joined_adapter import can_join
 from runner.model.load import check_quantization
+from runner.model.node import overrides_answers
 from runner.model.reference_model import copy_reference, needs_reference
 from runner.model.saved import hold_places, is_partitioned
 from runner.schema import upstream

@@ -11,7 +11,8 @@ from runner.config.experiment import Experiment
 from runner.errors import Fault, FolderError
 from runner.generate.sampler import Model
 from runner.io.files import JsonObject, display_path, shipped
-from runner.model.check import LOADER, NEW
+from runner.model.check import NEW
+from runner.model.node import LOADER
 from runner.model.saved import OWN_ADAPTER, load_adapter_weights
 from runner.reward.outcome import best_device
 from runner.run.weights import Weights
