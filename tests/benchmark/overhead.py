@@ -1,14 +1,19 @@
 """CPU seconds of the runner beside a plain TRL script and TRL's own command, for the same work.
 
-startup   what only composes and checks, beside a bare Hydra application run       one run of SFT
-and of DPO: ours with held-out scores of 100 rows before and after, a sealed checkpoint, curves
-          and a manifest; the script and the command load, train and save; and 10 steps of DPO
+startup   what only composes and checks, beside a bare Hydra application's ``--cfg job``
+fixed     10 steps of SFT and of DPO beside a script that also scores 100 held-out rows before and
+          after, saves a checkpoint and the model, and draws the same curves (``plain_run.py``); the
+          losses and the scores must be the same
+run       one run of SFT and of DPO: ours with held-out scores of 100 rows before and after, a
+          sealed checkpoint, curves and a manifest; the script and the command load, train and save;
+          and 10 steps of DPO
 step      what each further step costs: the difference between a long and a short run, by the number
-of steps sweep     16 runs of DPO as one sweep, as separate commands, and by TRL's command; nothing
-is evaluated
+          of steps
+sweep     16 runs of DPO as one sweep, as separate commands, and by TRL's command; nothing is
+          evaluated
 
-run: python tests/benchmark/overhead.py                             all of it: 20 minutes on two
-cores
+run: python tests/benchmark/overhead.py                  all of it: 25 minutes on two cores
+     python tests/benchmark/overhead.py --only startup fixed       6 minutes
      python tests/benchmark/overhead.py --only startup run --repeats 3
 
 Seconds are those of all processes together, user and system; each figure is the median of the
@@ -22,6 +27,8 @@ import argparse
 import compileall
 import datetime
 import itertools
+import json
+import math
 import os
 import platform
 import resource
@@ -33,11 +40,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+import marks
 
 ROOT = Path(__file__).parent.parent.parent
 MODEL = ROOT / "runner" / "model" / "tiny"
 ROWS = ROOT / "runner" / "dataset" / "toy_sort"
-PARTS = ("startup", "run", "step", "sweep")
+PARTS = ("startup", "fixed", "run", "step", "sweep")
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "hydra-core")
 RATES = (1e-5, 3e-5, 1e-4, 3e-4)
 COEFFICIENTS = (0.05, 0.1, 0.2, 0.5)
@@ -48,6 +58,17 @@ BATCH = 32
 SWEPT_STEPS = 20
 PAIRS = 8
 COUNT = 512
+WITH_SCORES = ("learning_rate=1e-4", "output_root=made", "dataset.limit.eval=100")
+# Commands that only show or refuse something, each with its mark, and True for those that fail.
+STARTS = (
+    (["--help"], 0.5, False),
+    (["--cfg", "job"], 1.6, False),
+    (["--cfg", "job", "trainer=ppo"], 1.6, False),
+    (["trainer.args.bad_key=1"], 1.6, True),
+    (["trainer=dpo", "trainer.args.bad_key=1"], 1.6, True),
+    (["tracker=comet_ml"], 2.1, True),  # which is not installed
+)
+Scores = dict[str, Any]
 HYDRA = "import hydra\nhydra.main(version_base='1.3', config_path=None)(lambda cfg: None)()\n"
 SCRIPT = """
 import sys
@@ -85,6 +106,7 @@ def main() -> None:
         choices=(1, 2, 3, 4),
         help="of each of the sweep's two keys",
     )
+    marks.add_option(parser)
     chosen = parser.parse_args()
     compileall.compile_dir(ROOT / "runner", quiet=1)
     cores = os.cpu_count()
@@ -99,20 +121,27 @@ def main() -> None:
         "ours less the script | ours / `trl` |\n|---|---|---|---|---|---|"
     )
     with tempfile.TemporaryDirectory() as name:
-        measure = Measure(Path(name), chosen.repeats)
+        measure = Measure(Path(name), chosen.repeats, chosen.marks)
+        parts = {
+            "startup": startup,
+            "fixed": measure_fixed_cost,
+            "run": run,
+            "step": step,
+            "sweep": measure_sweep(chosen.values),
+        }
         for part in chosen.only:
-            {"startup": startup, "run": run, "step": step, "sweep": measure_sweep(chosen.values)}[
-                part
-            ](measure)
+            parts[part](measure)
 
 
 class Measure:
     """A folder in which commands are run, and their cost there."""
 
-    def __init__(self, folder: Path, repeats: int):
+    def __init__(self, folder: Path, repeats: int, marks_file: Path | None = None):
         self.folder = folder
         self.repeats = repeats
+        self.marks_file = marks_file
         self.states: list[str] = []  # left by the trainer in the checkpoints of the last command
+        self.scores: Scores = {}  # of the last command
         (folder / "script.py").write_text(SCRIPT)
         (folder / "app.py").write_text(HYDRA)
         for count, rows in ((2000, "rows"), (COUNT, "few")):
@@ -147,9 +176,24 @@ class Measure:
         self.states = [
             path.read_text() for path in (self.folder / "made").rglob("trainer_state.json")
         ]
+        self.scores = read_scores(self.folder / "made")
         for leftover in ("hf", "made"):
             shutil.rmtree(self.folder / leftover, ignore_errors=True)
         return seconds
+
+    def note(self, work: str, costs: tuple[float, float], beside: str, mark: float) -> None:
+        """Print a ratio of our CPU seconds to those of another side as a mark."""
+        ours, theirs = costs
+        ratio = ours / theirs if theirs else math.nan
+        figure = marks.Mark(
+            work=work,
+            measured=ratio,
+            mark=mark,
+            at_least=False,
+            ours=f"{ours:.2f} s",
+            beside=f"{theirs:.2f} s: {beside}",
+        )
+        marks.note(figure, self.marks_file)
 
     def medians(self, sides: dict[str, list[list[object]]], **how: bool) -> dict[str, float]:
         """The median cost of each side; the sides take turns."""
@@ -187,15 +231,67 @@ def print_row(name: str, costs: dict[str, float], digits: int = 2) -> None:
 
 
 def startup(measure: Measure) -> None:
-    runner = [sys.executable, "-m", "runner"]
-    app = measure.medians({"ours": [[sys.executable, "app.py"]]})
-    print_row("a bare Hydra application, in the place of ours", app)
-    for words in (["--help"], ["--cfg", "job"], ["--cfg", "job", "trainer=ppo"]):
-        print_row(f"`{' '.join(words)}`", measure.medians({"ours": [[*runner, *words]]}))
-    for words in (["trainer.args.bad_key=1"], ["trainer=dpo", "trainer.args.bad_key=1"]):
-        print_row(
-            f"`{' '.join(words)}`", measure.medians({"ours": [[*runner, *words]]}, fails=True)
-        )
+    """Commands that only show or refuse something; the bare application takes a turn with each."""
+    bare = [[sys.executable, "app.py", "--cfg", "job"]]
+    for words, mark, fails in STARTS:
+        command = [[sys.executable, "-m", "runner", *words]]
+        costs: dict[str, list[float]] = {"ours": [], "plain": []}
+        for _ in range(measure.repeats):
+            costs["plain"].append(measure.cost(bare))
+            costs["ours"].append(measure.cost(command, fails=fails))
+        medians = {side: statistics.median(seconds) for side, seconds in costs.items()}
+        print_row(f"`{' '.join(words)}`, beside a bare Hydra application", medians)
+        pair = (medians["ours"], medians["plain"])
+        measure.note(f"`{' '.join(words)}`", pair, "a bare Hydra application's `--cfg job`", mark)
+
+
+def measure_fixed_cost(measure: Measure) -> None:
+    """A short run beside a script that does all of the same, and whether it was the same."""
+    folder = measure.folder
+    shutil.copy(ROWS / "eval.jsonl", folder / "rows" / "eval.jsonl")
+    for kind in ("sft", "dpo"):
+        sizes = (10, PAIRS, "made")
+        script = [sys.executable, ROOT / "tests/benchmark/plain_run.py", kind, MODEL]
+        sides = {
+            "ours": [*ours(kind, 10, PAIRS), *WITH_SCORES],
+            "plain": [*script, folder / "rows", *sizes],
+        }
+        costs: dict[str, list[float]] = {side: [] for side in sides}
+        scores: dict[str, Scores] = {}
+        for _ in range(measure.repeats):
+            for side, command in sides.items():
+                costs[side].append(measure.cost([command]))
+                scores[side] = measure.scores
+        check_same(scores["ours"], scores["plain"])
+        medians = {side: statistics.median(seconds) for side, seconds in costs.items()}
+        name = f"{kind}, 10 steps of {PAIRS}, scored, saved and plotted"
+        print_row(name, medians)
+        pair = (medians["ours"], medians["plain"])
+        measure.note(name, pair, "a plain script that does the same", 0.9)
+
+
+def read_scores(folder: Path) -> Scores:
+    """The held-out figures before and after, and the logged losses, of the run in a folder."""
+    for file in folder.rglob("scores.json"):
+        scores: Scores = json.loads(file.read_text())
+        lines = file.with_name("metrics.jsonl")
+        if lines.exists():
+            rows = map(json.loads, lines.read_text().splitlines())
+            scores["losses"] = [row["loss"] for row in rows if "loss" in row]
+        return scores
+    return {}
+
+
+def check_same(ours: Scores, plain: Scores) -> None:
+    """Leave with a message where the two sides did not do the same work."""
+    for time in ("before", "after"):
+        for figure in ("eval_loss", "eval_exact"):
+            pair = ours[time][figure], plain[time][figure]
+            # Ours sums over tokens in batches of its own, which moves the last digits.
+            if not math.isclose(*pair, rel_tol=1e-4, abs_tol=1e-4):
+                raise SystemExit(f"{figure} {time}: {pair[0]} of ours, {pair[1]} of the script")
+    if not all(map(math.isclose, ours["losses"], plain["losses"])):
+        raise SystemExit(f"losses: {ours['losses']} of ours, {plain['losses']} of the script")
 
 
 def run(measure: Measure) -> None:
