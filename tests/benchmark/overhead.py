@@ -393,13 +393,19 @@ def sides_of(
     )
 
 
-def ours(kind: str, steps: int, batch: int) -> list[object]:
+def ours(kind: str, steps: int, batch: int, python: str | Path = sys.executable) -> list[object]:
     sizes = [f"trainer.args.max_steps={steps}", f"trainer.args.per_device_train_batch_size={batch}"]
-    return [sys.executable, "-m", "runner", f"trainer={kind}", "model=tiny", *sizes]
+    return [python, "-m", "runner", f"trainer={kind}", "model=tiny", *sizes]
 
 
 def theirs(
-    kind: str, steps: int, batch: int, rows: Path, rate: float, coefficient: float
+    kind: str,
+    steps: int,
+    batch: int,
+    rows: Path,
+    rate: float,
+    coefficient: float,
+    python: str | Path = sys.executable,
 ) -> list[object]:
     flags = {
         **{
@@ -423,7 +429,7 @@ def theirs(
         },
     }
     return [
-        Path(sys.executable).parent / "trl",
+        Path(python).parent / "trl",
         kind,
         *itertools.chain(*((f"--{key}", value) for key, value in flags.items())),
     ]
