@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 HELD_OUT = 100  # rows
 EVAL_BATCH = 32
-ANSWER_TOKENS = 64
+SAMPLED = {"max_new_tokens": 64, "do_sample": True, "temperature": 1.0, "top_k": 0}
 # The pictures of a run, each with the metrics that share it, of held-out rows too.
 PICTURES = {
     "loss": ["loss"],
@@ -53,7 +53,7 @@ def main() -> None:
         report_to="none",
         save_strategy="steps",
         save_steps=int(steps),
-        logging_first_step=True,
+        logging_first_step=kind == "dpo",
         disable_tqdm=True,
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_path)
@@ -84,23 +84,21 @@ def read_rows(kind: str, file: str) -> Dataset:
 
 
 def score(trainer: Any, tokenizer: Any, questions: Dataset) -> dict[str, float]:
-    """The held-out figures of the trainer, and the share of greedy answers that are right."""
+    """The held-out figures of the trainer, and the share of sampled answers that are right."""
     figures: dict[str, float] = trainer.evaluate()
     tokenizer.padding_side = "left"
     right = 0
     for start in range(0, len(questions), EVAL_BATCH):
         rows = questions.select(range(start, min(start + EVAL_BATCH, len(questions))))
         inputs = tokenizer.apply_chat_template(
-            rows["prompt"],
+            list(rows["prompt"]),
             add_generation_prompt=True,
             padding=True,
             return_tensors="pt",
             return_dict=True,
         )
         with torch.no_grad():
-            answers = trainer.model.generate(
-                **inputs, max_new_tokens=ANSWER_TOKENS, do_sample=False
-            )
+            answers = trainer.model.generate(**inputs, **SAMPLED)
         width = inputs["input_ids"].shape[1]
         texts = tokenizer.batch_decode(answers[:, width:], skip_special_tokens=True)
         for text, chosen in zip(texts, rows["chosen"], strict=True):
