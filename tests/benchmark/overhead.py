@@ -121,7 +121,7 @@ def main() -> None:
         "ours less the script | ours / `trl` |\n|---|---|---|---|---|---|"
     )
     with tempfile.TemporaryDirectory() as name:
-        measure = Measure(Path(name), chosen.repeats, chosen.marks)
+        measure = Measure(Path(name), chosen.repeats)
         parts = {
             "startup": startup,
             "fixed": measure_fixed_cost,
@@ -129,17 +129,22 @@ def main() -> None:
             "step": step,
             "sweep": measure_sweep(chosen.values),
         }
-        for part in chosen.only:
-            parts[part](measure)
+        try:
+            for part in chosen.only:
+                parts[part](measure)
+        finally:
+            print(f"\n{marks.HEAD}")
+            for figure in measure.marks:
+                marks.note(figure, chosen.marks)
 
 
 class Measure:
     """A folder in which commands are run, and their cost there."""
 
-    def __init__(self, folder: Path, repeats: int, marks_file: Path | None = None):
+    def __init__(self, folder: Path, repeats: int):
         self.folder = folder
         self.repeats = repeats
-        self.marks_file = marks_file
+        self.marks: list[marks.Mark] = []
         self.states: list[str] = []  # left by the trainer in the checkpoints of the last command
         self.scores: Scores = {}  # of the last command
         (folder / "script.py").write_text(SCRIPT)
@@ -181,8 +186,8 @@ class Measure:
             shutil.rmtree(self.folder / leftover, ignore_errors=True)
         return seconds
 
-    def note(self, work: str, costs: tuple[float, float], beside: str, mark: float) -> None:
-        """Print a ratio of our CPU seconds to those of another side as a mark."""
+    def keep_mark(self, work: str, costs: tuple[float, float], beside: str, mark: float) -> None:
+        """Keep a ratio of our CPU seconds to those of another side as a mark."""
         ours, theirs = costs
         ratio = ours / theirs if theirs else math.nan
         figure = marks.Mark(
@@ -193,7 +198,7 @@ class Measure:
             ours=f"{ours:.2f} s",
             beside=f"{theirs:.2f} s: {beside}",
         )
-        marks.note(figure, self.marks_file)
+        self.marks.append(figure)
 
     def medians(self, sides: dict[str, list[list[object]]], **how: bool) -> dict[str, float]:
         """The median cost of each side; the sides take turns."""
@@ -242,7 +247,9 @@ def startup(measure: Measure) -> None:
         medians = {side: statistics.median(seconds) for side, seconds in costs.items()}
         print_row(f"`{' '.join(words)}`, beside a bare Hydra application", medians)
         pair = (medians["ours"], medians["plain"])
-        measure.note(f"`{' '.join(words)}`", pair, "a bare Hydra application's `--cfg job`", mark)
+        measure.keep_mark(
+            f"`{' '.join(words)}`", pair, "a bare Hydra application's `--cfg job`", mark
+        )
 
 
 def measure_fixed_cost(measure: Measure) -> None:
@@ -267,7 +274,7 @@ def measure_fixed_cost(measure: Measure) -> None:
         name = f"{kind}, 10 steps of {PAIRS}, scored, saved and plotted"
         print_row(name, medians)
         pair = (medians["ours"], medians["plain"])
-        measure.note(name, pair, "a plain script that does the same", 0.9)
+        measure.keep_mark(name, pair, "a plain script that does the same", 0.9)
 
 
 def read_scores(folder: Path) -> Scores:
