@@ -7,9 +7,9 @@ import pytest
 import torch
 from tiny_ppo import farthest, letter_model, letter_trainer, lora, weights
 
-from runner.ppo import padding_free as rows_in_a_line
+from runner.model import padding_free as rows_in_a_line
+from runner.model.padding_free import ROW_BY_ROW, make_padding_free, to_line_arguments
 from runner.ppo.batching import fill_by_tokens
-from runner.ppo.padding_free import ROW_BY_ROW, make_padding_free, to_line_arguments
 from runner.reward.reading import last_hidden_states
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2], [6], [5, 3, 5, 8, 9]]

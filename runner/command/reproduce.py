@@ -12,7 +12,7 @@ from runner.io.files import CALLS
 from runner.io.terminal import print_visible
 from runner.launch.by_launcher import launch
 from runner.report.facts import split_command, words_of
-from runner.run import open_run, write_manifest
+from runner.run import COMPUTED, open_run, write_manifest
 from runner.run.adjustments import read_adjustments
 from runner.run.record import RunRecord, check_finished, check_whole, find_runs, read_run
 from runner.validate.configuration import find_dangers, find_frozen_faults
@@ -55,7 +55,12 @@ def main(line: CommandLine) -> int:
         print(f"run       {again}", flush=True)
         replays = None if options.live else _calls_to_play(run)
         # The log-probabilities of the reference may not be kept here, or no longer.
-        write_manifest(again, reference=run.manifest.get("reference"), replays=replays)
+        write_manifest(
+            again,
+            reference=run.manifest.get("reference"),
+            padding=run.manifest.get("padding", COMPUTED),
+            replays=replays,
+        )
         code = launch(again, line.debug)
         if code:
             return code

@@ -98,6 +98,9 @@ class TrainerPart(Part):
     sampler: Literal["auto", "runner", "transformers", "vllm"] | None = None
     """The sampler of completions: auto is the runner where it samples as transformers would; null,
     as in runs of earlier versions, is as TRL does."""
+    skip_padding: bool | None = None
+    """Passes leave out the padding of a batch; null: on a CPU, where the model can. Losses are
+    those of the padded batch, but for the last digits."""
     dynamic_sampling: Natural = 0
     """How often prompts whose completions all earn the same are exchanged for others (Yu et al.
     2025, 3.2)."""

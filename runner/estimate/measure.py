@@ -63,6 +63,7 @@ def measure_step(cfg: Config, gpu: bool, folder: Path) -> MeasuredStep:
     """
     alone = copy.deepcopy(dict(cfg))
     alone |= {"callback": None, "metric": None, "quant": None, "output_root": str(folder)}
+    alone["trainer"] = {**alone["trainer"], "skip_padding": False}  # a GPU computes it
     args = alone["trainer"]["args"]
     args |= {"bf16": autocasts(args, gpu), "fp16": False}
     for name in RECOMPUTE:

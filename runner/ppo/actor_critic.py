@@ -24,10 +24,10 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from transformers import PreTrainedConfig, PreTrainedModel, Trainer
 
 from runner.errors import ConfigError, Fault
-from runner.generate.sampler import Model
+from runner.generate.sampler import Model, evaluating
+from runner.model.padding_free import make_padding_free
 from runner.ppo.batching import MicroBatch
 from runner.ppo.critic import Critic, build_critic_model, part_of, write_value_head, zero_head
-from runner.ppo.padding_free import make_padding_free
 from runner.ppo.preparation import as_list
 from runner.ppo.token_logprobs import TokenLogProbs, hidden_states
 from runner.reward.reading import score_states
@@ -85,7 +85,11 @@ class ActorCritic(nn.Module):
             trunks.append(self.value_model.base_model)
         if not all(model.is_plain for model in models):
             return False
-        return all(make_padding_free(trunk) for trunk in trunks)
+        for trunk in trunks:
+            with evaluating(trunk):
+                if not make_padding_free(trunk):
+                    return False
+        return True
 
     @property
     def start_adapter(self) -> str:

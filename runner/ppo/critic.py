@@ -14,7 +14,7 @@ from transformers.models.auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
 from runner.generate.sampler import Model
 from runner.model.reference_model import copy_reference
-from runner.ppo.token_logprobs import find_backbone
+from runner.model.trunk import find_backbone
 
 
 class ValueModel(nn.Module):

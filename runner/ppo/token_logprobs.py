@@ -11,25 +11,15 @@ from peft import PeftModel
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
 from runner.generate.sampler import Model, evaluating
+from runner.model.padding_free import equal_to_rounding, to_line_arguments
+from runner.model.trunk import find_backbone
 from runner.ppo.batching import MicroBatch
-from runner.ppo.padding_free import equal_to_rounding, to_line_arguments
 from runner.reward.reading import last_hidden_states
 
 LOGITS_PER_CHUNK = {"cpu": 1 << 22}  # elements held at once: 16 MiB of float32
 LOGITS_PER_CHUNK_ELSEWHERE = 1 << 26
-
-
-def find_backbone(model: PreTrainedModel) -> PreTrainedModel:
-    """The model without its head, also where its class names another part, as that of Llama 4."""
-    if model.base_model is not model:
-        return model.base_model
-    for part in model.children():
-        if isinstance(part, PreTrainedModel):
-            return part
-    return model
 
 
 def hidden_states(trunk: nn.Module, batch: MicroBatch) -> Tensor:

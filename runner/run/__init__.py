@@ -39,6 +39,8 @@ from runner.run.folder import (
 from runner.run.layout import FILES, FOLDERS, METADATA, find_foreign_faults, foreign_faults
 from runner.run.manifest import (
     CHANGES,
+    COMPUTED,
+    SKIPPED,
     add_notes,
     installed_version,
     run_git,
@@ -50,11 +52,13 @@ from runner.run.opening import check_lines, check_metadata, open_run
 
 __all__ = [
     "CHANGES",
+    "COMPUTED",
     "FILES",
     "FOLDERS",
     "FORMAT",
     "METADATA",
     "PATIENCE",
+    "SKIPPED",
     "Run",
     "add_notes",
     "check_lines",

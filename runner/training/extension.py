@@ -29,6 +29,7 @@ from runner.schema.text import Node
 from runner.training.even_batches import deal_evenly, group_size, judged_by_row
 from runner.training.held_out import HeldOutSums, left_out, summed_up
 from runner.training.hooks import Hooks
+from runner.training.padding import skip_padding
 
 
 def extend(trainer: type[Trainer], objective: type[Trainer] | None = None) -> type[Trainer]:
@@ -51,10 +52,23 @@ class BeforeTrainer(Trainer):
     drops_filled_rows: bool
     sums: HeldOutSums | None = None
     held_out: Mapping[str, float] | None = None  # figures of an evaluation that is not logged yet
+    skips_padding: bool | None = None  # None until it is tried
 
     def __init__(self, *args: object, hooks: Hooks, **kwargs: object):
         self.hooks = hooks
         super().__init__(*args, **kwargs)
+        self.try_to_skip_padding()
+
+    def try_to_skip_padding(self) -> None:
+        """Have the models leave out the padding of a batch, if it is wanted and all of them can."""
+        if self.skips_padding is None:
+            models = [self.model, getattr(self, "ref_model", None)]
+            self.skips_padding = self.hooks.skips_padding and skip_padding(models)
+
+    def compute_ref_log_probs(self, model: nn.Module, inputs: Any) -> Any:
+        """Compute the trainer's own, which some trainers do once, before they are built."""
+        self.try_to_skip_padding()
+        return super().compute_ref_log_probs(model, inputs)
 
     def training_step(
         self, model: nn.Module, inputs: Any, *args: object, **kwargs: object

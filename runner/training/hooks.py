@@ -56,6 +56,8 @@ class Hooks:
     reward_means: Callable[[], dict[str, float]] | None = None
     # The rows of the batch that the trainer was given, for whoever samples for it.
     rows: Sequence[Row] = ()
+    # False where the padding of a batch is to go through the model.
+    skips_padding: bool = False
     make_optimizer: Callable[[Trainer], Optimizer] | None = None
     make_schedule: Callable[..., LRScheduler] | None = None
     # The user's own (``user_loss``), in place of the trainer's.

@@ -111,7 +111,9 @@ def _to_json(value: object) -> object:
     return sorted(value) if isinstance(value, set) else str(value)
 
 
-def share_rows(offered: Mapping[str, Any], interface: str | None) -> dict[str, Any] | None:
+def share_rows(
+    offered: Mapping[str, Any], interface: str | None, skips_padding: bool = False
+) -> dict[str, Any] | None:
     """The offered arguments with which a trainer prepares its rows once for all runs.
 
     ``interface`` is the way in which it computes its loss.
@@ -137,7 +139,7 @@ def share_rows(offered: Mapping[str, Any], interface: str | None) -> dict[str, A
         return None
     parts = {**offered, "data_collator": _cutting_collator(args, pad)}
     if once:
-        mark = _marker(args, offered["model"])
+        mark = _marker(args, offered["model"], skips_padding)
         parts["train_dataset"] = mark(train)
         parts["eval_dataset"] = map_sets(mark, offered["eval_dataset"])
     return parts
@@ -158,13 +160,17 @@ def _cutting_collator(args: TrainingArguments, pad: int) -> Callable[..., Any]:
     return collator
 
 
-def _marker(args: TrainingArguments, model: Any) -> Callable[[Dataset], Dataset]:
+def _marker(
+    args: TrainingArguments, model: Any, skips_padding: bool
+) -> Callable[[Dataset], Dataset]:
     """A function that gives rows a fingerprint of all that log-probabilities of them depend on."""
     # Beside the weights, which TRL hashes: settings that change what a model computes from them.
     adapters = []
     if isinstance(model, PeftModel):
         adapters = [config.to_dict() for config in model.peft_config.values()]
     facts = [model.config.to_dict(), adapters, model.config._attn_implementation]
+    if skips_padding:  # which changes the last digits
+        facts.append("no padding")
 
     def mark(rows: Dataset) -> Dataset:
         return _renamed(rows, _stamp(args, rows._fingerprint, *facts))

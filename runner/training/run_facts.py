@@ -20,6 +20,7 @@ from runner.generate.sampler import Model
 from runner.io.files import JsonObject
 from runner.model.chat import tokenizer_hash
 from runner.model.model_files import ADAPTER
+from runner.run import COMPUTED, SKIPPED
 from runner.run.continuation import EACH_STEP, ONCE
 from runner.run.key import made_of_batch
 from runner.training.checkpoint import disk_needed
@@ -48,6 +49,7 @@ def collect_facts(components: Components, experiment: Experiment) -> JsonObject:
     return {
         "disk": disk,
         "reference": REFERENCE_TIMES[precomputes],
+        "padding": SKIPPED if trainer.skips_padding else COMPUTED,
         "tokenizer": {"fingerprint": tokenizer_hash(components.tokenizer)},
         "data": data,
         "model": _describe_model(trainer),

@@ -42,18 +42,23 @@ WORDS = ["".join(letters) for letters in itertools.product("bkrtnslmfg", "aeiou"
 PLAIN = """
 import json, sys
 from datasets import load_dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 import trl
 sys.path.insert(0, {folder!r})
 from meter import Meter
 rows = load_dataset("json", data_files={rows!r}, split="train")
-model = AutoModelForCausalLM.from_pretrained({model!r}, dtype="float32")
+auto = AutoModelForSequenceClassification if {kind!r} == "Reward" else AutoModelForCausalLM
+model = auto.from_pretrained({model!r}, dtype="float32")
 tokenizer = AutoTokenizer.from_pretrained({model!r})
 cpu = dict(use_cpu=True, bf16=False, activation_checkpointing=False, report_to="none", seed=0,
            save_strategy="no")
 args = trl.{kind}Config({out!r}, **cpu, **{args!r})
+peft = dict()
+if {adapter!r}:
+    from peft import LoraConfig
+    peft["peft_config"] = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
 trainer = trl.{kind}Trainer(model=model, args=args, train_dataset=rows, processing_class=tokenizer,
-                            callbacks=[Meter({out!r})])
+                            callbacks=[Meter({out!r})], **peft)
 trainer.train()
 """
 # CPU seconds of each step but the first, and the losses, as both sides note them.
@@ -151,7 +156,13 @@ class Bench:
         return self.measure([*command, *words], cache), read(out)
 
     def theirs(
-        self, kind: str, rows: Path, cache: str, model: Path = TINY, **args: object
+        self,
+        kind: str,
+        rows: Path,
+        cache: str,
+        model: Path = TINY,
+        adapter: bool = False,
+        **args: object,
     ) -> tuple[Spent, dict]:
         self.count += 1
         out = self.folder / f"meter-{self.count}"
@@ -161,6 +172,7 @@ class Bench:
             "model": str(model),
             "kind": kind,
             "out": str(out),
+            "adapter": adapter,
         }
         return self.measure(
             [sys.executable, "-c", PLAIN.format(args=args, **arguments)], cache

@@ -1,11 +1,11 @@
-"""CPU seconds and peak memory of whole runs of GRPO: our sampler, that of transformers, plain TRL.
+"""CPU seconds and peak memory of whole runs of GRPO and RLOO: ours, with transformers, plain TRL.
 
 Each side loads the same model (GPT-NeoX, random seeded weights, which stops at random) and the same
 prompts, takes the same number of steps with the same arguments, saves the model, and has one
 thread. The first two are the public command with ``trainer.sampler=``, the third a script with
-TRL's trainer and nothing else. Seconds are CPU seconds of the whole process, imports and all, so a
-busy machine disturbs them little. ``start`` is a run of one short step, so that the columns
-``a step`` are what a longer run pays.
+TRL's trainer and nothing else. Beside the sampler, ours leaves out the padding of a batch. Seconds
+are CPU seconds of the whole process, imports and all, so a busy machine disturbs them little.
+``start`` is a run of one short step, so that the columns ``a step`` are what a longer run pays.
 
 run: python tests/benchmark/sampler_speed.py
      python tests/benchmark/sampler_speed.py --shape short --size tiny --repeats 3
@@ -36,12 +36,14 @@ from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
+from marks import Mark, add_option, note
 from ppo_sides import ROOT, Models, write_apart, write_models
 
 if TYPE_CHECKING:
     from transformers import Trainer
 
 SIDES = ("runner", "transformers", "plain")
+TRAINERS = ("grpo", "rloo")
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,11 @@ def main() -> None:
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--size", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--trainer", nargs="+", choices=TRAINERS, default=TRAINERS[:1])
+    parser.add_argument(
+        "--side", nargs="+", choices=SIDES, default=SIDES, help="plain is one of them"
+    )
+    add_option(parser)
     parser.add_argument("--turns", action="store_true", help="step by step, in one process")
     parser.add_argument("--plain", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -95,36 +102,44 @@ def main() -> None:
     if options.plain:
         train_plainly(json.loads(options.plain))
         return
-    print("| model | shape | side | s | of TRL | s a step | of TRL | MB | of TRL |", flush=True)
-    print("|---|---|---|---|---|---|---|---|---|")
-    for size in options.size:
-        for name in options.shape:
-            for line in compare(size, name, SHAPES[name], options.repeats):
-                print(line, flush=True)
+    cells = ["trainer", "model", "shape", "side", "s", "of TRL", "s a step", "of TRL", "MB"]
+    print(f"| {' | '.join([*cells, 'of TRL'])} |\n|{'---|' * 10}", flush=True)
+    for trainer in options.trainer:
+        for size in options.size:
+            for name in options.shape:
+                compare(trainer, size, name, options)
 
 
-def compare(size: str, name: str, shape: Shape, repeats: int) -> list[str]:
-    """The lines of the table for one shape."""
-    costs: dict[str, list[Cost]] = {side: [] for side in SIDES}
-    starts: dict[str, list[Cost]] = {side: [] for side in SIDES}
+def compare(trainer: str, size: str, name: str, options: argparse.Namespace) -> None:
+    """Print the lines of the table for one shape, and its mark."""
+    costs: dict[str, list[Cost]] = {side: [] for side in options.side}
+    starts: dict[str, list[Cost]] = {side: [] for side in options.side}
+    shape = SHAPES[name]
     steps = shape.steps[size]
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         write_rows(place, size, shape)
-        for repeat in range(repeats):
-            for side in SIDES:
-                costs[side].append(run(side, place, shape, steps, repeat))
+        for repeat in range(options.repeats):
+            for side in options.side:
+                costs[side].append(run(trainer, side, place, shape, steps, repeat))
                 # The same start with next to no step.
                 short = replace(shape, response=1, rows=shape.generations)
-                starts[side].append(run(side, place, short, 1, 1000 + repeat))
-    lines = []
+                starts[side].append(run(trainer, side, place, short, 1, 1000 + repeat))
     plain = figures(costs["plain"], starts["plain"], steps)
-    for side in SIDES:
-        cells = []
+    for side in options.side:
+        cells = [trainer, size, name, side]
         for value, of_plain in zip(figures(costs[side], starts[side], steps), plain, strict=True):
             cells += [f"{value:.4g}", f"{value / of_plain:.2f}"]
-        lines.append(f"| {' | '.join([size, name, side, *cells])} |")
-    return lines
+        print(f"| {' | '.join(cells)} |", flush=True)
+    _, seconds, _ = figures(costs["runner"], starts["runner"], steps)
+    mark = Mark(
+        f"{trainer.upper()}, a step of {size}, {name}, beside TRL through transformers",
+        plain[1] / seconds,
+        1.5,
+        ours=f"{seconds:.2f} s",
+        beside=f"{plain[1]:.2f} s",
+    )
+    note(mark, options.marks)
 
 
 def write_rows(place: Path, size: str, shape: Shape) -> None:
@@ -172,16 +187,25 @@ def fields_of(shape: Shape, steps: int) -> dict[str, Any]:
     }
 
 
-def run(side: str, place: Path, shape: Shape, steps: int, seed: int) -> Cost:
+def run(trainer: str, side: str, place: Path, shape: Shape, steps: int, seed: int) -> Cost:
     """The cost of one training on a side."""
     fields = fields_of(shape, steps)
     if side == "plain":
-        task = {"place": str(place), "fields": fields, "seed": seed}
+        task = {"place": str(place), "fields": fields, "seed": seed, "trainer": trainer}
         command = [sys.executable, __file__, "--plain", json.dumps(task)]
     else:
         words = [f"trainer.args.{field}={value}" for field, value in fields.items()]
-        words += [f"trainer.sampler={side}", f"seed={seed}", f"output_root={place}/outputs"]
-        words += ["trainer=grpo", "model=hub", f"model.path={place}/models/policy", "metric=none"]
+        words += [
+            f"trainer.sampler={side}",
+            f"seed={seed}",
+            f"output_root={place}/outputs/{trainer}",
+        ]
+        words += [
+            f"trainer={trainer}",
+            "model=hub",
+            f"model.path={place}/models/policy",
+            "metric=none",
+        ]
         words += ["dataset=local", f"dataset.path={place}/rows.jsonl", "dataset.form=prompt"]
         words += ["dataset.split.eval=null", "reward=distinct_characters", "tolerate.loss=false"]
         command = [sys.executable, "-m", "runner", *words]
@@ -212,9 +236,9 @@ def count_characters(completions: list[str], **_: object) -> list[float]:
 
 def train_plainly(task: dict[str, Any]) -> None:
     """Train by TRL's trainer alone."""
-    from trl import GRPOTrainer
+    import trl
 
-    trainer = build_plainly(GRPOTrainer, task)
+    trainer = build_plainly(getattr(trl, f"{task['trainer'].upper()}Trainer"), task)
     trainer.train()
     trainer.save_model()
 
@@ -261,7 +285,9 @@ def take_turns(size: str, name: str, shape: Shape) -> str:
         place = Path(scratch)
         write_rows(place, size, shape)
         fields = fields_of(shape, 2 * max(2, shape.steps[size] // 2))
-        trainer = build_plainly(Turns, {"place": str(place), "fields": fields, "seed": 0})
+        trainer = build_plainly(
+            Turns, {"place": str(place), "fields": fields, "seed": 0, "trainer": "grpo"}
+        )
         trainer.remove_callback(PrinterCallback)
         with temporarily(generate_call, sample=timed("sampler", generate_call.sample)):
             trainer.train()
@@ -276,14 +302,15 @@ def take_turns(size: str, name: str, shape: Shape) -> str:
 
 def build_plainly(kind: type[Trainer], task: dict[str, Any]) -> Trainer:
     """TRL's trainer of a task."""
+    import trl
     from datasets import load_dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
-    from trl import GRPOConfig
 
     place = Path(task["place"])
     set_seed(task["seed"])
     policy = place / "models" / "policy"
-    args = GRPOConfig(
+    config = getattr(trl, f"{task['trainer'].upper()}Config")
+    args = config(
         output_dir=str(place / "plain"),
         seed=task["seed"],
         use_cpu=True,

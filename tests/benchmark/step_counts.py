@@ -148,6 +148,7 @@ def count(scratch: Path, kind: str, further: list[str]) -> list[str]:
     rows = scratch / f"{kind}.jsonl"
     write_rows(rows, experiment, 500)
     words = words_of(experiment, scratch / "qwen", rows, scratch / "made", STEPS) | words
+    words |= {"trainer.skip_padding": "false"}  # as it is on a card
     words |= dict(word.split("=", 1) for word in further)
     sides = [
         our_side(words, scratch / f"{kind}-ours.json", "step_counts.Counts"),

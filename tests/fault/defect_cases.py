@@ -1239,7 +1239,7 @@ DEFECTS = (
     Defect(
         "rows_at_once",
         "Rows of one length that lie end to end attend as if they were one.",
-        "runner/ppo/padding_free.py",
+        "runner/model/padding_free.py",
         "parts = [[line.unflatten(0, (-1, length))] for line in lines]",
         "parts = [[line.unflatten(0, (-1, len(line)))] for line in lines]",
         tests=("tests/test_padding_free.py::test_rows_end_to_end_are_as_they_are_alone",),

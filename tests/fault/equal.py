@@ -3,7 +3,7 @@
     python tests/fault/equal.py [TRAINER ...]    trains each of TRL's trainers in both ways
 
 The script has the fields of the config that the run has, makes its rows of the file, and leaves the
-rest to TRL. So online trainers sample by transformers on both sides.
+rest to TRL. So online trainers sample by transformers on both sides, and padding is computed.
 """
 
 from __future__ import annotations
@@ -147,13 +147,14 @@ def main(trainers: list[str]) -> int:
             return None if code else Run(next(Path(place, name).glob("*-*")))
 
         for name in trainers or trainer_names:
-            settings = needed(name)
+            settings = (*needed(name), "trainer.skip_padding=false")
             if "sampler" in TRAINERS[name]:
                 settings += ("trainer.sampler=transformers",)  # as in the script
             if name == "a2po":  # it samples answers of held-out rows before it trains
                 settings += ("dataset.split.eval=null",)
             if "teacher_model" in TRAINERS[name]:
-                settings = needed(name, train("sft", "learning_rate=1e-2").model)
+                teacher = train("sft", "learning_rate=1e-2").model
+                settings = (*needed(name, teacher), "trainer.skip_padding=false")
             run = train(name, *settings)
             differing = differences(run, Path(place, f"{name}-plain")) if run else ["it failed"]
             bad += bool(differing)

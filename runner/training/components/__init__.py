@@ -78,6 +78,7 @@ from runner.training.dynamic_sampling import DynamicSampling
 from runner.training.first_rollouts import FirstRollouts
 from runner.training.health import build_health
 from runner.training.hooks import ExchangingContext, Hooks
+from runner.training.padding import wants_no_padding
 from runner.training.precompute import precompute_by_default
 
 CHECKPOINTS_KEPT = 2  # unless ``save_total_limit`` says otherwise
@@ -144,6 +145,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         samples=build_samples(run, tokenizer, rewards),
         on_rollout=FirstRollouts(run).observe,
         reward_means=rewards.panel.pop_means if rewards.panel else None,
+        skips_padding=wants_no_padding(run, args),
         make_optimizer=optimizer_maker(experiment.optimizer),
         make_schedule=schedule_maker(experiment.optimizer),
         loss=build_loss(experiment.loss),

@@ -54,7 +54,7 @@ def build_trainer(
     wanted = asked_for(part.target)
     kind = loss_interface_of(part)
     objective = OBJECTIVES.get(kind) if hooks.loss or rules else None
-    shared = share_rows(offered, kind) if shares else None
+    shared = share_rows(offered, kind, hooks.skips_padding) if shares else None
 
     parts = dict(offered if shared is None else shared)
     if objective is None:

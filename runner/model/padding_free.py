@@ -17,8 +17,6 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from runner.generate.sampler import evaluating
-
 ROW_BY_ROW = "sdpa_row_by_row"
 PROBE_LENGTHS = [3, 2]  # of the rows on which a model is tried
 
@@ -119,11 +117,11 @@ def to_line_arguments(row_lengths: Sequence[int], device: torch.device) -> dict[
     return line
 
 
-@torch.no_grad()
 def make_padding_free(trunk: PreTrainedModel) -> bool:
     """Have a trunk attend row by row, if the states of a row stay those that it has alone.
 
-    Other attention than sdpa, and attention in windows, stay as they are.
+    It must be in evaluation mode, because it is asked for both. Other attention than sdpa, and
+    attention in windows, stay as they are.
     """
     config = trunk.config.get_text_config()
     before = config._attn_implementation
@@ -135,7 +133,7 @@ def make_padding_free(trunk: PreTrainedModel) -> bool:
     is_same = False
     ids_1T = torch.arange(sum(PROBE_LENGTHS), device=trunk.device).unsqueeze(0)
     try:
-        with evaluating(trunk):
+        with torch.no_grad():
             alone = []
             for row in ids_1T.split(PROBE_LENGTHS, dim=1):
                 alone.append(trunk(input_ids=row, use_cache=False).last_hidden_state[0])
