@@ -10,20 +10,20 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import TracebackType
 from typing import Any
 
-from runner.command._ending import print_end
-from runner.config.user_folder import add_working_folder
+from runner.command._help import asked_verb, help_text
+from runner.config.working_folder import add_working_folder, find_menu_here
 from runner.errors import take_error_file
-from runner.io.temporary import uncollected
-from runner.io.terminal import discard, print_uncaught
+from runner.io.temporary import lasting, uncollected
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the command line says and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     take_error_file(words)
-    sys.excepthook = print_uncaught
+    sys.excepthook = _print_uncaught
     try:
         add_working_folder()
         # A key press must be quick, and does without most of what a command imports.
@@ -32,6 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 completion = import_module("runner.command._completion")
                 code: int = completion.answer_shell(words[1:])
             return code
+        verb = asked_verb(words)
+        if verb and find_menu_here() is None:
+            print(help_text(verb))
+            return 0
         dispatch = _import("runner.command._dispatch")
         line = dispatch.read_line(words)
         if not dispatch.is_one_training(line):
@@ -40,24 +44,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Nothing has to be saved before the worker begins.
         with dispatch.watched():
             stages = _import("runner.launch.compose.stages")
-            runs = stages.compose_runs(line.overrides, line.folders)
+            with lasting():
+                runs = stages.compose_runs(line.overrides, line.folders)
             start_runs = _import("runner.launch.start_runs")
             code = start_runs.start_runs(runs, dry_run=line.dry_run, debug=line.debug)
         return code
     except KeyboardInterrupt:  # between two runs, where no worker listens
         return 130
     except Exception as error:
-        from runner.command._versions import blame_versions
+        with lasting():
+            from runner.command._ending import print_end
+            from runner.command._versions import blame_versions
 
-        return print_end(blame_versions(error, words), words)
+            return print_end(blame_versions(error, words), words)
     finally:
         _flush_output()
 
 
 def _import(name: str) -> Any:
     """A module of ours by its dotted name; what an import makes stays, so no garbage is sought."""
-    with uncollected():
+    with lasting():
         return import_module(name)
+
+
+def _print_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an uncaught exception without secrets, by what no other end needs."""
+    from runner.io.terminal import print_uncaught
+
+    print_uncaught(kind, error, trace)
 
 
 def _flush_output() -> None:
@@ -68,6 +84,8 @@ def _flush_output() -> None:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
+        from runner.io.terminal import discard
+
         discard(sys.stdout.fileno())
 
 

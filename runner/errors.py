@@ -34,8 +34,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from runner.io.distribution import to_install
-from runner.io.own_code import is_own
 from runner.io.secrets import hidden
 from runner.io.visible import visible_lines
 
@@ -317,6 +315,8 @@ def check_library(module: str, where: str) -> None:
     """Raise EnvironmentFault if a library is not installed; it is not imported."""
     if importlib.util.find_spec(module) is not None:
         return
+    from runner.io.distribution import to_install  # it reads TOML
+
     name = module.replace("_", "-")
     raise EnvironmentFault(
         Fault(
@@ -421,6 +421,8 @@ def own_place(error: BaseException) -> str:
 
     Empty if it came through none.
     """
+    from runner.io.own_code import is_own
+
     if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
         return f"{error.filename}:{error.lineno}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -16,8 +16,9 @@ from runner.__main__ import main
 from runner.errors import ConfigError
 from runner.io.files import shipped
 from runner.model.adapter import order_modules, write_adapter
-from runner.model.check import LOADER, find_model_faults, find_scorer_faults
+from runner.model.check import find_model_faults, find_scorer_faults
 from runner.model.load import load_model, load_tokenizer
+from runner.model.node import LOADER
 
 TINY = shipped("runner://model/tiny")
 Weights = dict[str, torch.Tensor]

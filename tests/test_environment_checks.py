@@ -2,6 +2,7 @@
 
 import socket
 import sys
+from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +26,7 @@ def faults_of_id(monkeypatch, tmp_path):
         "numpy": None,
     }
     installed = [SimpleNamespace(name=name, requires=needs) for name, needs in packages.items()]
-    monkeypatch.setattr(environments.metadata, "distributions", lambda: installed)
+    monkeypatch.setattr(metadata, "distributions", lambda: installed)
 
     def faults(name):
         node = {"_target_": environments.VERIFIERS, "id": name}

@@ -16,7 +16,7 @@ from trl import chat_template_utils as trl_templates
 from runner.errors import ConfigError, EnvironmentFault, RunnerError
 from runner.model.adapter import write_adapter
 from runner.model.chat import check_template
-from runner.model.check import LOADER, NEW, find_model_faults
+from runner.model.check import NEW, find_model_faults
 from runner.model.check_tokenizer import TOKENIZER, find_tokenizer_faults
 from runner.model.jinja import read_template, template_names
 from runner.model.load import (
@@ -27,6 +27,7 @@ from runner.model.load import (
     load_tokenizer,
     new_model,
 )
+from runner.model.node import LOADER
 
 CHAT = [
     {"role": "system", "content": "Be brief."},

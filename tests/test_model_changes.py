@@ -24,11 +24,12 @@ from runner.errors import ConfigError
 from runner.io.files import shipped
 from runner.launch.compose.stages import compose_runs
 from runner.model.adapter import check_adapter, train_tokens
-from runner.model.check import LOADER, find_model_faults
+from runner.model.check import find_model_faults
 from runner.model.check_tokenizer import TOKENIZER, find_tokenizer_faults
 from runner.model.freeze import train_last_layers
 from runner.model.jinja import family_files
 from runner.model.load import load_model, load_tokenizer
+from runner.model.node import LOADER
 from runner.run.history import read_metrics
 from runner.training.components.model import build_tuner
 

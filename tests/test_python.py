@@ -18,7 +18,7 @@ import pytest
 
 import runner
 from runner.command import _python
-from runner.config.user_folder import add_working_folder
+from runner.config.working_folder import add_working_folder
 from runner.errors import ConfigError, DataError, EnvironmentFault, FolderError, RunnerError
 from runner.io.files import PACKAGE
 from runner.launch.compose.stages import compose_runs
@@ -41,7 +41,7 @@ class Say(TrainerCallback):
 START = """
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from runner.config.user_folder import add_working_folder
+from runner.config.working_folder import add_working_folder
 if __name__ == '__main__':
     add_working_folder()
     print(ProcessPoolExecutor(1, get_context('spawn')).submit(add_working_folder).result())

@@ -13,10 +13,10 @@ from runner.command import VERBS
 from runner.command._words import read_command_line
 from runner.config.dialect import read_sections
 from runner.config.menu import read_menu
-from runner.config.user_folder import find_menu_here
+from runner.config.working_folder import find_menu_here
 from runner.errors import ConfigError
 from runner.io.files import MENU
-from runner.validate.context import PLAIN_GROUPS, TOP
+from runner.validate.context import PLAIN_GROUPS, TOP, plain_keys
 from runner.validate.values_at_keys import MEANT_OTHERWISE
 
 SHARED = read_sections()["shared"]
@@ -571,8 +571,8 @@ def test_rows_of_the_table_name_existing_options():
 def test_no_other_key_of_ours_holds_a_value_that_the_tables_refuse():
     """Otherwise such a value would have to be looked up, as for ``resume``."""
     ours = set(TOP)
-    for group, names in PLAIN_GROUPS.items():
-        ours |= {f"{group}.{name}" for name in names}
+    for group in PLAIN_GROUPS:
+        ours |= {f"{group}.{name}" for name in plain_keys(group)}
     rows = [
         pair
         for section in read_sections().values()

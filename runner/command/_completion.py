@@ -16,7 +16,7 @@ from runner.command._option import options_of
 from runner.command._typed_words import Candidates, TypedWords
 from runner.config.menu import FOLDER_FLAGS
 from runner.config.override import HELD
-from runner.config.user_folder import searched_folders
+from runner.config.working_folder import searched_folders
 from runner.errors import ConfigError, Fault
 from runner.run.find import is_run
 

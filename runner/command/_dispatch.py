@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 
 from runner.command import WORKING, CommandLine
-from runner.command._inspect import inspect
-from runner.command._versions import check_versions
 from runner.command._words import read_command_line
 from runner.errors import EnvironmentFault
-from runner.io.terminal import copied_output
+from runner.io.temporary import lasting
 from runner.launch.compose import sweep_axes
 
 
@@ -33,6 +31,7 @@ def is_one_training(line: CommandLine) -> bool:
 def watched() -> Iterator[None]:
     """Take signals and keep what is printed, while runs are composed and trained."""
     # A command that only shows does without these.
+    from runner.io.terminal import copied_output
     from runner.launch import signals
 
     with signals.handle_signals(signals.Stop()), copied_output():
@@ -42,7 +41,9 @@ def watched() -> Iterator[None]:
 def do_other(line: CommandLine) -> int:
     """Do what a command says that is not one training, and return the exit code."""
     if line.inspect:
-        return inspect(line)
+        with lasting():
+            shown: int = import_module("runner.command._inspect").inspect(line)
+        return shown
     if line.verb != "train":
         return _call_verb(line)
     from runner.launch.start_runs import start_sweep
@@ -53,6 +54,7 @@ def do_other(line: CommandLine) -> int:
 
 def _call_verb(line: CommandLine) -> int:
     """Have another verb than train do its work."""
+    from runner.command._versions import check_versions
     from runner.config.environment_variables import find_variable_faults
     from runner.launch import processes
 

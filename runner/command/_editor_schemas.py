@@ -35,6 +35,7 @@ from runner.validate.context import (
     SPECIAL,
     TOP,
     keys_of,
+    plain_keys,
 )
 from runner.validate.values_at_keys import range_at, texts_at
 
@@ -86,7 +87,7 @@ def build_schemas(folders: Sequence[Path] = ()) -> dict[str, JsonSchema]:
         for name in menu[group]:
             groups[group].add_option(name, folders)
     schemas = {group: parts.to_json() for group, parts in groups.items()}
-    for group in PLAIN_GROUPS.keys() & set(GROUPS):
+    for group in set(PLAIN_GROUPS) & set(GROUPS):
         schemas[group] = _keys_schema(group)
     schemas["strategy"] = fields.definitions[FIELDS]
     schemas["speed"] = SPEED
@@ -326,7 +327,7 @@ def _keys_schema(path: str) -> JsonSchema:
     target = f"{EXPERIMENT}.{class_name}"
     texts = read_descriptions(target)
     properties: JsonSchema = {"defaults": True}
-    parameters = PLAIN_GROUPS[path] if path else TOP
+    parameters = plain_keys(path) if path else TOP
     signature = Signature(target, target)
     for name, parameter in parameters.items():
         key = f"{path}.{name}".lstrip(".")

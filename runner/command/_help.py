@@ -18,6 +18,19 @@ INDENT = 4
 EXAMPLE_WIDTH = 22
 
 
+def asked_verb(words: Sequence[str]) -> str:
+    """The verb whose help is all that some words ask for; empty for any others.
+
+    >>> asked_verb(["--help"]), asked_verb(["report", "-h"]), asked_verb(["--help", "seed=1"])
+    ('train', 'report', '')
+    """
+    verbs = [word for word in words if word not in ("--help", "-h")]
+    if len(verbs) == len(words) or len(verbs) > 1:
+        return ""
+    verb = verbs[0] if verbs else "train"
+    return verb if verb in VERBS else ""
+
+
 def help_text(verb: str, folders: Sequence[Path] = ()) -> str:
     """The help of a verb; that of a training lists all verbs and groups."""
     parts: HelpParts = import_module(f"runner.command.{verb}_options").HELP

@@ -20,7 +20,7 @@ from runner.command._notebook import Cell, find_cell
 from runner.command._python_words import to_overrides
 from runner.command._trained_run import TrainedRun, read_trained
 from runner.config.resolution import Composed
-from runner.config.user_folder import add_working_folder, searched_folders
+from runner.config.working_folder import add_working_folder, searched_folders
 from runner.errors import (
     ERROR_FILE,
     ConfigError,

@@ -10,8 +10,8 @@ from runner.config.experiment import Experiment, ModelPart
 from runner.config.resolution import Composed
 from runner.errors import Fault
 from runner.launch.processes import take_devices, visible_devices
-from runner.model.check import LOADER
 from runner.model.encoding import to_texts
+from runner.model.node import LOADER
 from runner.report.tokens import Sheet
 from runner.run.key import folder_of, key_of
 from runner.schema.text import Config

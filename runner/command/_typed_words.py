@@ -21,7 +21,7 @@ from runner.schema.description import read_descriptions
 from runner.schema.literal import to_text
 from runner.schema.read import Parameter, Signature
 from runner.schema.text import Node
-from runner.validate.context import EXPERIMENT, PLAIN_GROUPS, TOP, ValidationContext, keys_of
+from runner.validate.context import EXPERIMENT, TOP, ValidationContext, keys_of, plain_keys
 from runner.validate.values_at_keys import texts_at
 
 Candidates = dict[str, str]  # words with their descriptions
@@ -104,7 +104,7 @@ class TypedWords:
         context = self.context(group)
         node = context.mapping(owner)
         texts = read_descriptions(str(node.get("_target_")))
-        paths = [f"{group}.{name}" for name in PLAIN_GROUPS.get(group, ())]
+        paths = [f"{group}.{name}" for name in plain_keys(group)]
         candidates: Candidates = {}
         for path in (*paths, *chain(*context.places.values())):
             if not path.startswith(f"{owner}."):
@@ -127,7 +127,7 @@ class TypedWords:
         owner, _, name = key.rpartition(".")
         context = self.context(owner.partition(".")[0])
         signature = context.signature(context.mapping(owner))
-        parameters = PLAIN_GROUPS.get(owner, TOP)
+        parameters = plain_keys(owner) or TOP
         if signature:
             parameters = keys_of(owner, signature)
         parameter: Parameter | None = parameters.get(name)

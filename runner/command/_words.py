@@ -22,7 +22,7 @@ from runner.config.override import (
     is_experiment_file,
     is_local,
 )
-from runner.config.user_folder import searched_folders
+from runner.config.working_folder import searched_folders
 from runner.errors import ConfigError, Fault
 from runner.io.filetype import ROW_ENDINGS, TRAINING_FILES
 from runner.launch.compose import stages, sweep_axes

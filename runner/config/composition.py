@@ -17,7 +17,14 @@ from runner.config.experiment_file import read_experiment_file, stamp_files
 from runner.config.hydra_errors import as_config_errors, not_global
 from runner.config.limits import check_growth, read_yaml
 from runner.config.menu import Options, read_menu, read_options, takes_one
-from runner.config.override import dotted_key, force, is_experiment_file, parse, set_values
+from runner.config.override import (
+    dotted_key,
+    experiment_files,
+    force,
+    is_experiment_file,
+    parse,
+    set_values,
+)
 from runner.config.resolution import Composed, resolve
 from runner.config.run_name import register_short_name
 from runner.config.user_folder import use_folders
@@ -200,10 +207,8 @@ def _read_stamps(folders: Sequence[Path], words: Sequence[str]) -> Stamps:
     for root in (*folders, MENU):
         for file in sorted(Path(root).resolve().rglob("*.yaml")):
             stamps.append((str(file), file.stat().st_mtime_ns))
-    for word in words:
-        file_name = word.partition("=")[2].strip("'\"")
-        if dotted_key(word) == "experiment" and is_experiment_file(file_name):
-            stamps.extend(stamp_files(file_name).items())
+    for file_name in experiment_files(words):
+        stamps.extend(stamp_files(file_name).items())
     return tuple(stamps)
 
 

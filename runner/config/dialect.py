@@ -17,8 +17,9 @@ from typing import Any
 import yaml
 
 from runner.config.conversion import CONVERSIONS
+from runner.io.fast_yaml import LOADER
 from runner.schema.literal import to_list
-from runner.schema.text import LOADER, Config, Node
+from runner.schema.text import Config, Node
 
 OFF: tuple[object, ...] = (False, "", [], {}, "no", "none")
 CONDITIONS = ("value", "trainer", "peft", "optimizer", "form", "held_out", "command", "script")

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from runner.config.conversion import MAX_DIGITS
+from runner.io.fast_yaml import LOADER
 from runner.io.files import open_own
-from runner.schema.text import LOADER
 
 # Numbers that YAML 1.1 reads as Python does.
 WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)")

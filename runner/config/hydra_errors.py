@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from runner.config.limits import yaml_fault
 from runner.errors import ConfigError, EnvironmentFault, Fault
-from runner.io.distribution import to_install
 from runner.schema.did_you_mean import best_guess
 
 # Hydra's message on a defaults list, in a file or our own, that names what is not there.
@@ -66,6 +65,8 @@ def _missing_default(file: str, name: str, options: str) -> Fault:
     group, _, option = name.rpartition("/")
     package = PLUGIN_PACKAGES.get(option)
     if package:
+        from runner.io.distribution import to_install
+
         raise EnvironmentFault(
             Fault(
                 where=group,

@@ -15,8 +15,8 @@ import yaml
 
 from runner.config.conversion import MAX_DIGITS
 from runner.errors import ConfigError, Fault
+from runner.io.fast_yaml import LOADER
 from runner.io.filetype import undecodable
-from runner.schema.text import LOADER
 
 # Of a file, and letters of a configuration when all references are followed.
 MAX_BYTES = 1 << 20

@@ -5,11 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from runner.config.groups import LISTED
 from runner.io.files import MENU
-from runner.schema.text import LOADER
 
 FOLDER_FLAGS = ("--config-dir", "-cd")
 
@@ -32,6 +29,11 @@ def read_menu(folders: Sequence[Path] = ()) -> Options:
 @cache
 def read_options(group: str) -> dict[str, Any]:
     """The content of each option of a group of the menu, by its name."""
+    # The names of options are known without a reader of YAML.
+    import yaml
+
+    from runner.io.fast_yaml import LOADER
+
     options = {}
     for file in sorted(MENU.glob(f"{group}/*.yaml")):
         options[file.stem] = yaml.load(file.read_bytes(), LOADER) or {}

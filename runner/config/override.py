@@ -196,6 +196,16 @@ def is_experiment_file(name: str) -> bool:
         return file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
 
 
+def experiment_files(words: Iterable[str]) -> list[str]:
+    """The files of experiments that words name."""
+    files = []
+    for word in words:
+        file_name = word.partition("=")[2].strip("'\"")
+        if dotted_key(word) == "experiment" and is_experiment_file(file_name):
+            files.append(file_name)
+    return files
+
+
 def is_local(path: str) -> bool:
     """True for a path of this machine or of a store, as opposed to a name on the hub."""
     if path.endswith(ROW_ENDINGS) or path.startswith((".", "/", "~")):

@@ -17,11 +17,12 @@ from runner.config.limits import read_yaml
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key, expand, force, parse, typed_keys
 from runner.config.resolution import Composed
+from runner.io.fast_yaml import LOADER
 from runner.io.files import MENU, PACKAGE, display_path
 from runner.schema.literal import to_text
 from runner.schema.read import UNKNOWN, read_signature
 from runner.schema.source import Definition, find_definition
-from runner.schema.text import LOADER, Config, flatten, select
+from runner.schema.text import Config, flatten, select
 
 TYPED = "command line"
 # Groups of which a file of the user's own may set dangerous keys, if its name was typed.

@@ -1,13 +1,10 @@
-"""The user's own folders, of modules and of configs, within limits and without power over Hydra.
+"""The user's own folders of configs, within limits and without power over Hydra.
 
 A folder of ``--config-dir``, or the file of an experiment, can come from anybody, and Hydra makes
 loggers, callbacks, launchers and search paths while it composes, before any check of ``validate``.
 """
 
-import os
-import platform
 import re
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -19,8 +16,7 @@ from runner.config.experiment_file import read_experiment_file, read_mapping
 from runner.config.limits import MAX_DEPTH, MAX_VALUES
 from runner.config.menu import takes_one
 from runner.config.override import is_experiment_file
-from runner.errors import ConfigError, EnvironmentFault, Fault
-from runner.io.files import MENU
+from runner.errors import ConfigError, Fault
 from runner.schema.literal import to_list
 from runner.schema.text import Node, short_text, walk
 
@@ -28,7 +24,6 @@ if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.plugins.config_source import ConfigResult
 
-NO_FOLDER = "none"  # in place of a folder of --config-dir
 # Counted for a file beside its own values, since each file is read and merged several times.
 FILE_VALUES = 20
 OF_EXPERIMENTS = "experiment/"  # begins the name by which Hydra asks for an experiment
@@ -46,68 +41,6 @@ OF_SWEEPERS = (
     "study_name",
     "search_space",
 )
-
-
-def add_working_folder() -> None:
-    """Have the user's own modules in the working folder found, as ``python -m`` does.
-
-    A runner.py among them comes last, or whatever starts another Python would find it instead of
-    this package. Raises EnvironmentFault if the folder was deleted meanwhile, and on a system that
-    none of our commands works on.
-    """
-    # Runs of a sweep are forked, and nothing could stop them inside of this process.
-    if not hasattr(os, "fork"):
-        raise EnvironmentFault(
-            Fault(
-                where="system",
-                found=f"{platform.system()}, which has no fork",
-                expected="Linux or macOS",
-                fix="wsl --install, and the same command in the terminal of that Linux",
-            )
-        )
-    try:
-        folder = os.getcwd()
-    except FileNotFoundError:
-        raise EnvironmentFault(
-            Fault(
-                where="working folder",
-                found="the folder that this shell is in was deleted",
-                expected="a folder",
-                fix="cd <an existing folder>",
-            )
-        ) from None
-    if "" not in sys.path and folder not in sys.path:
-        index = 0
-        if os.path.exists("runner.py"):
-            index = len(sys.path)
-        sys.path.insert(index, folder)
-
-
-def find_menu_here() -> Path | None:
-    """``conf/`` in the working folder, where it holds options of groups and is not the menu itself.
-
-    It counts as a folder of ``--config-dir``.
-    """
-    folder = Path("conf")
-    if not folder.is_dir() or folder.resolve() == MENU.resolve():
-        return None
-    for file in folder.glob("*/*.yaml"):
-        if (MENU / file.parent.name).is_dir():
-            return folder
-    return None
-
-
-def searched_folders(typed: Sequence[Path]) -> list[Path]:
-    """The user's folders that are searched: those of ``--config-dir``, or else the one found here.
-
-    None are, where ``none`` was typed for a folder.
-    """
-    if list(map(str, typed)) == [NO_FOLDER]:
-        return []
-    here = find_menu_here()
-    if here is not None and not typed:
-        return [here]
-    return list(typed)
 
 
 def use_folders(folders: Sequence[Path], chosen: Collection[str] = ()) -> None:

@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 from runner.config.build import build
 from runner.config.experiment import AdapterPart, Experiment, Part
 from runner.model.architecture import modality_of
-from runner.model.check import LOADER
 from runner.model.check_tuning import OUTPUT_LAYERS
 from runner.model.clone import Source
 from runner.model.load import auto_class, read_adapter
+from runner.model.node import LOADER
 from runner.schema.text import Node, nodes
 from runner.training.components.model import build_tuner
 from runner.training.components.start_model import path_of

@@ -14,3 +14,6 @@ Figures: ``answer_reader`` (known answers), ``reward_model`` (completions -> sco
 Their inputs and outputs: ``held_out_rows`` (dataset -> rows), ``budget`` (how much evaluations
 sample) and ``prediction`` (completions as a file that an interrupted command continues).
 """
+
+# The target of a dataset whose rows the environment makes.
+ENVIRONMENT_ROWS = "runner.generate.environment.rows.environment_rows"

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 from runner.config.experiment import Experiment, MetricPart, Part, TrainerPart
 from runner.dataset.request import named_sets
+from runner.generate import ENVIRONMENT_ROWS
 from runner.metric.ask import SAMPLES, kind_of
 from runner.schema.read import read_signature
 from runner.schema.text import Node
 from runner.schema.trainer_args import TrainerArgs
 from runner.schema.upstream import batch_size, config_fields, setting
 
-# The target of a dataset whose rows the environment makes.
-ENVIRONMENT_ROWS = "runner.generate.environment.rows.environment_rows"
 # Of each held-out set that a trainer answers: the mean reward is known to an eighth of its spread.
 PROMPTS = 64
 # Most tokens of an answer that a metric judges, where the trainer has no number of its own.

@@ -31,3 +31,17 @@ def uncollected() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def lasting() -> Iterator[None]:
+    """Keep Python from looking for garbage inside, and ever after among what is there by then.
+
+    For what stays as long as the process. Without this the first search behind it would go through
+    all of that.
+    """
+    with uncollected():
+        try:
+            yield
+        finally:
+            gc.freeze()

@@ -25,11 +25,11 @@ from runner.model.check_tuning import OUTPUT_LAYERS, find_tuning_faults
 from runner.model.check_weights import find_weight_faults
 from runner.model.faults import second_adapter, unknown_architecture
 from runner.model.model_files import ADAPTER, ModelFolder, find_folder
+from runner.model.node import LOADER
 from runner.schema.read import read_signature
 from runner.schema.text import Node
 
 # Targets of ``model``.
-LOADER = "runner.model.load.load_model"
 NEW = "runner.model.load.new_model"
 # Arguments of ``new_model`` that are no keys of the model's config.
 NEW_MODEL_ARGUMENTS = frozenset(("_target_", "tokenizer", "dtype", "seed", "head", "model_type"))

@@ -71,8 +71,6 @@ ROPE_KEYS = [
     "full_attention",
     "sliding_attention",
 ]
-# Keys that change the training alone, so that an adapter fits its base without them, too.
-TRAINING_KEYS = re.compile(r".*_?(dropout|pdrop)|output_router_logits|router_\w+|use_cache")
 
 
 def find_config_faults(
@@ -121,16 +119,6 @@ def find_config_faults(
         generation_target = "transformers.GenerationConfig"
         faults += find_value_faults(folder, "generation_config.json", generation_target)
     return faults or list(_find_end_token_faults(folder))
-
-
-def overrides_answers(node: Node) -> bool:
-    """True for a model that answers otherwise by its overrides.
-
-    An adapter alone would then not do.
-    """
-    config = node.get("config")
-    keys = config if isinstance(config, Mapping) else ()
-    return not all(TRAINING_KEYS.fullmatch(str(key)) for key in keys)
 
 
 def _missing_config(folder: ModelFolder) -> Fault:

@@ -7,14 +7,11 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from runner.io.secrets import form_of
 from runner.schema.literal import to_text
 
 Config = Mapping[str, Any]  # a composed configuration, resolved: plain mappings, lists and scalars
 Node = Mapping[str, Any]  # a part of one, often with a ``_target_``
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one, where it was built
 PLAIN = (str, int, float, type(None))  # values without parts
 # What makes a shell split or change a word, and what it changes inside of double quotes, too.
 SPECIAL_TO_SHELLS = set("' []()*?;&|<>#~")

@@ -9,8 +9,8 @@ from pathlib import Path
 from runner.config.build import asked_for, build
 from runner.config.experiment import Experiment
 from runner.io.files import JsonObject
-from runner.model.check import LOADER
 from runner.model.clone import write_placeholder
+from runner.model.node import LOADER
 from runner.run import Run, write_config
 from runner.schema import upstream
 from runner.training.components.assembly import build_components

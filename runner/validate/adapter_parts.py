@@ -5,8 +5,7 @@ from pathlib import Path
 
 from runner.errors import Fault
 from runner.model import faults
-from runner.model.check_config import overrides_answers
-from runner.model.check_tokenizer import new_tokens
+from runner.model.node import overrides_answers
 from runner.schema import upstream
 from runner.schema.ranges import POSITIVE, RANK
 from runner.schema.source import has_method
@@ -142,6 +141,9 @@ def find_adapter_kind_faults(context: ValidationContext) -> Iterator[Fault]:
             expected="an adapter, in addition to which layers are trained in full",
             fix="peft=lora",
         )
+    # Few runs have an adapter, and the others need not wait for the check of a tokenizer.
+    from runner.model.check_tokenizer import new_tokens
+
     is_peft_config = "inference_mode" in signature.parameters
     trains_tokens = (
         peft.get("full")
@@ -173,6 +175,8 @@ def find_unseen_model_keys(context: ValidationContext) -> Iterator[Fault]:
         loader = "vLLM"
     if not loader:
         return
+    from runner.model.check_tokenizer import new_tokens
+
     settings = {
         "merge": is_merged,
         "config": overrides_answers(model),

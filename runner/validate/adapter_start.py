@@ -14,7 +14,7 @@ from runner.config.limits import read_yaml
 from runner.config.resolution import Composed
 from runner.errors import ConfigError
 from runner.io.files import shipped
-from runner.model.check import LOADER
+from runner.model.node import LOADER
 from runner.schema.text import select
 
 

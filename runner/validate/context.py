@@ -10,7 +10,6 @@ from runner.config.groups import GROUPS
 from runner.config.menu import option_of
 from runner.config.override import HELD, find_place
 from runner.metric import ask as metric
-from runner.run.alarms import ALARMS
 from runner.schema.literal import to_text
 from runner.schema.read import Parameter, Signature, read_signature
 from runner.schema.source import find_module, names_by_subpackage, public_names
@@ -31,6 +30,9 @@ def read_keys(class_name: str) -> dict[str, Parameter]:
 
 def read_alarm_keys() -> dict[str, Parameter]:
     """The keys of ``tolerate`` that allow an alarm: always, or for some steps in a row."""
+    # Few configurations tolerate any, so that most need not wait for them.
+    from runner.run.alarms import ALARMS
+
     annotation = expression("bool | Annotated[int, Range(low=1)]")
     return {name: Parameter(name, annotation=annotation) for name in ALARMS}
 
@@ -41,12 +43,19 @@ def read_top_keys() -> dict[str, Parameter]:
     return read_keys("Experiment") | {"tolerate": tolerate}
 
 
+@functools.cache
+def plain_keys(group: str) -> dict[str, Parameter]:
+    """The keys of a group that is read as it is; none for any other."""
+    if group == "tracker":
+        return read_keys("Tracking")
+    if group == "tolerate":
+        return read_alarm_keys() | read_keys("Tolerate")
+    return {}
+
+
 TOP = read_top_keys()
 # Groups that are read as they are, without anything to build.
-PLAIN_GROUPS = {
-    "tracker": read_keys("Tracking"),
-    "tolerate": read_alarm_keys() | read_keys("Tolerate"),
-}
+PLAIN_GROUPS = ("tracker", "tolerate")
 # Keys beside the arguments of a target: those of every node, which Hydra reads, ...
 SPECIAL = {
     "_target_": Parameter("_target_", annotation=expression("str")),

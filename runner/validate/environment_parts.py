@@ -5,11 +5,10 @@ A source among the runner's own may say more of its settings (``find_faults``), 
 
 from collections.abc import Iterator
 
-from runner.config.build import locate
 from runner.config.sampler_choice import has_several_turns
 from runner.dataset.form import fits
 from runner.errors import Fault
-from runner.generate.budget import ENVIRONMENT_ROWS
+from runner.generate import ENVIRONMENT_ROWS
 from runner.schema.source import find_definition, has_method
 from runner.validate.context import ValidationContext, is_given
 
@@ -60,6 +59,8 @@ def find_source_faults(context: ValidationContext) -> Iterator[Fault]:
     if not isinstance(target, str) or not target.startswith(OURS):
         return
     if has_method(target, "find_faults"):
+        from runner.config.build import locate
+
         yield from locate(target).find_faults(environment)
 
 

@@ -10,7 +10,6 @@ from runner.dataset.form import answer_columns
 from runner.dataset.media_faults import find_media_faults
 from runner.errors import ConfigError, Fault
 from runner.model.check import (
-    LOADER,
     find_group_faults,
     find_model_faults,
     find_scorer_faults,
@@ -19,6 +18,7 @@ from runner.model.check import (
 )
 from runner.model.check_tokenizer import find_template_argument_faults, find_tokenizer_faults
 from runner.model.model_files import find_folder, has_processor
+from runner.model.node import LOADER
 from runner.model.reach import find_reach_faults
 from runner.schema import upstream
 from runner.schema.text import Config, nodes

@@ -9,10 +9,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from runner.config.experiment import RewardPart
-from runner.dataset.detect import read_layout
 from runner.dataset.form import fits
-from runner.dataset.scan import MAX_BYTES_READ, check_files, read_columns
-from runner.dataset.source_files import find_files
 from runner.errors import DataError, Fault
 from runner.schema import upstream
 from runner.schema.literal import to_text
@@ -158,6 +155,11 @@ def _list_rewards(context: ValidationContext) -> list[str]:
 
 def _detect_form(context: ValidationContext, path: str) -> str | None:
     """The form of the rows in local files; None where there are none, or their check will tell."""
+    # Only what a configuration does not say is read from its files.
+    from runner.dataset.detect import read_layout
+    from runner.dataset.scan import MAX_BYTES_READ, check_files, read_columns
+    from runner.dataset.source_files import find_files
+
     columns = cast("dict[Role, str]", context.mapping("dataset.columns"))
     with contextlib.suppress(DataError):
         files = find_files(path)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from runner.config import sharding
 from runner.config.machines import processes_of, words_for
 from runner.errors import Fault
-from runner.model.check_config import overrides_answers
+from runner.model.node import overrides_answers
 from runner.validate.context import ARGS, ValidationContext
 
 PARALLELISM = f"{ARGS}parallelism_config"

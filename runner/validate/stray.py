@@ -16,11 +16,11 @@ from runner.schema.read import Parameter, Signature
 from runner.schema.text import Node, as_typed, flatten, last_key, to_override
 from runner.schema.type import shortened
 from runner.validate.context import (
-    PLAIN_GROUPS,
     TOP,
     ValidationContext,
     is_called_later,
     keys_of,
+    plain_keys,
 )
 from runner.validate.values import DEFAULT_REMARK
 from runner.validate.values_at_keys import find_argument_faults, find_setting_faults
@@ -338,8 +338,9 @@ def _find_faults_at(
 ) -> list[Fault]:
     """The faults that a value would have at another key, with the options among the words."""
     owner, _, key = path.rpartition(".")
-    if key in PLAIN_GROUPS.get(owner, {}):
-        return list(find_setting_faults(path, PLAIN_GROUPS[owner][key], value, context.allow))
+    parameter = plain_keys(owner).get(key)
+    if parameter:
+        return list(find_setting_faults(path, parameter, value, context.allow))
     if path in TOP:
         faults = list(find_setting_faults(path, TOP[path], value, context.allow))
         if faults:

@@ -9,7 +9,7 @@ from runner.schema.did_you_mean import best_guess
 from runner.schema.literal import to_text
 from runner.schema.text import Node, scalars, short_text
 from runner.schema.type import shortened
-from runner.validate.context import PLAIN_GROUPS, TOP, ValidationContext
+from runner.validate.context import PLAIN_GROUPS, TOP, ValidationContext, plain_keys
 from runner.validate.stray import (
     NAMED_GROUPS,
     explain_below,
@@ -42,7 +42,7 @@ def find_top_faults(context: ValidationContext) -> Iterator[Fault]:
 
 def _find_plain_faults(context: ValidationContext, group: str, node: Node) -> Iterator[Fault]:
     """The faults of a group that is read as it is, without anything to build."""
-    keys = PLAIN_GROUPS[group]
+    keys = plain_keys(group)
     for name, value in node.items():
         path = f"{group}.{name}"
         if name in keys:

@@ -1,12 +1,17 @@
 """CPU seconds of the runner beside a plain TRL script and TRL's own command, for the same work.
 
-startup   what only composes and checks, beside a bare Hydra application run       one run of SFT
-and of DPO: ours with held-out scores of 100 rows before and after, a sealed checkpoint, curves
-          and a manifest; the script and the command load, train and save; and 10 steps of DPO
+startup   what only composes and checks, beside a bare Hydra application's ``--cfg job``
+fixed     10 steps of SFT and of DPO beside a script that also scores 100 held-out rows before and
+          after, saves a checkpoint and the model, and draws the same curves (``plain_run.py``); the
+          losses and the scores must be the same
+run       one run of SFT and of DPO: ours with held-out scores of 100 rows before and after, a
+          sealed checkpoint, curves and a manifest; the script and the command load, train and save;
+          and 10 steps of DPO
+
 What each further step costs is measured by ``step.py``, a sweep by ``sweep.py``.
 
-run: python tests/benchmark/overhead.py                             all of it: 20 minutes on two
-cores
+run: python tests/benchmark/overhead.py                  all of it: 25 minutes on two cores
+     python tests/benchmark/overhead.py --only startup fixed       6 minutes
      python tests/benchmark/overhead.py --only startup run --repeats 3
 
 Seconds are those of all processes together, user and system; each figure is the median of the
@@ -20,6 +25,8 @@ import argparse
 import compileall
 import datetime
 import itertools
+import json
+import math
 import os
 import platform
 import resource
@@ -31,17 +38,31 @@ import tempfile
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+import marks
 
 ROOT = Path(__file__).parent.parent.parent
 MODEL = ROOT / "runner" / "model" / "tiny"
 ROWS = ROOT / "runner" / "dataset" / "toy_sort"
-PARTS = ("startup", "run")
+PARTS = ("startup", "fixed", "run")
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "hydra-core")
 # The steps and the batch of a run.
 STEPS = 20
 BATCH = 32
 PAIRS = 8  # of a batch
 COUNT = 512  # rows of a run that is a small one
+WITH_SCORES = ("learning_rate=1e-4", "output_root=made", "dataset.limit.eval=100")
+# Commands that only show or refuse something, each with its mark, and True for those that fail.
+STARTS = (
+    (["--help"], 0.5, False),
+    (["--cfg", "job"], 1.6, False),
+    (["--cfg", "job", "trainer=ppo"], 1.6, False),
+    (["trainer.args.bad_key=1"], 1.6, True),
+    (["trainer=dpo", "trainer.args.bad_key=1"], 1.6, True),
+    (["tracker=comet_ml"], 2.1, True),  # which is not installed
+)
+Scores = dict[str, Any]
 HYDRA = "import hydra\nhydra.main(version_base='1.3', config_path=None)(lambda cfg: None)()\n"
 SCRIPT = """
 import sys
@@ -70,6 +91,7 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--repeats", type=int, default=5)
+    marks.add_option(parser)
     chosen = parser.parse_args()
     compileall.compile_dir(ROOT / "runner", quiet=1)
     cores = os.cpu_count()
@@ -85,8 +107,14 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as name:
         measure = Measure(Path(name), chosen.repeats)
-        for part in chosen.only:
-            {"startup": startup, "run": run}[part](measure)
+        parts = {"startup": startup, "fixed": measure_fixed_cost, "run": run}
+        try:
+            for part in chosen.only:
+                parts[part](measure)
+        finally:
+            print(f"\n{marks.HEAD}")
+            for figure in measure.marks:
+                marks.note(figure, chosen.marks)
 
 
 class Measure:
@@ -95,7 +123,9 @@ class Measure:
     def __init__(self, folder: Path, repeats: int):
         self.folder = folder
         self.repeats = repeats
+        self.marks: list[marks.Mark] = []
         self.states: list[str] = []  # left by the trainer in the checkpoints of the last command
+        self.scores: Scores = {}  # of the last command
         (folder / "script.py").write_text(SCRIPT)
         (folder / "app.py").write_text(HYDRA)
         for count, rows in ((2000, "rows"), (COUNT, "few")):
@@ -136,10 +166,25 @@ class Measure:
         self.states = [
             path.read_text() for path in (self.folder / "made").rglob("trainer_state.json")
         ]
+        self.scores = read_scores(self.folder / "made")
         leftovers = ("made",) if keeps_cache else ("hf", "made")
         for leftover in leftovers:
             shutil.rmtree(self.folder / leftover, ignore_errors=True)
         return seconds
+
+    def keep_mark(self, work: str, costs: tuple[float, float], beside: str, mark: float) -> None:
+        """Keep a ratio of our CPU seconds to those of another side as a mark."""
+        ours, theirs = costs
+        ratio = ours / theirs if theirs else math.nan
+        figure = marks.Mark(
+            work=work,
+            measured=ratio,
+            mark=mark,
+            at_least=False,
+            ours=f"{ours:.2f} s",
+            beside=f"{theirs:.2f} s: {beside}",
+        )
+        self.marks.append(figure)
 
     def medians(self, sides: dict[str, list[list[object]]], **how: bool) -> dict[str, float]:
         """The median cost of each side; the sides take turns."""
@@ -177,15 +222,72 @@ def print_row(name: str, costs: dict[str, float], digits: int = 2) -> None:
 
 
 def startup(measure: Measure) -> None:
-    runner = [sys.executable, "-m", "runner"]
-    app = measure.medians({"ours": [[sys.executable, "app.py"]]})
-    print_row("a bare Hydra application, in the place of ours", app)
-    for words in (["--help"], ["--cfg", "job"], ["--cfg", "job", "trainer=ppo"]):
-        print_row(f"`{' '.join(words)}`", measure.medians({"ours": [[*runner, *words]]}))
-    for words in (["trainer.args.bad_key=1"], ["trainer=dpo", "trainer.args.bad_key=1"]):
-        print_row(
-            f"`{' '.join(words)}`", measure.medians({"ours": [[*runner, *words]]}, fails=True)
+    """Commands that only show or refuse something; the bare application takes a turn with each."""
+    bare = [[sys.executable, "app.py", "--cfg", "job"]]
+    for words, mark, fails in STARTS:
+        command = [[sys.executable, "-m", "runner", *words]]
+        costs: dict[str, list[float]] = {"ours": [], "plain": []}
+        for _ in range(measure.repeats):
+            costs["plain"].append(measure.cost(bare))
+            costs["ours"].append(measure.cost(command, fails=fails))
+        medians = {side: statistics.median(seconds) for side, seconds in costs.items()}
+        print_row(f"`{' '.join(words)}`, beside a bare Hydra application", medians)
+        pair = (medians["ours"], medians["plain"])
+        measure.keep_mark(
+            f"`{' '.join(words)}`", pair, "a bare Hydra application's `--cfg job`", mark
         )
+
+
+def measure_fixed_cost(measure: Measure) -> None:
+    """A short run beside a script that does all of the same, and whether it was the same."""
+    folder = measure.folder
+    shutil.copy(ROWS / "eval.jsonl", folder / "rows" / "eval.jsonl")
+    for kind in ("sft", "dpo"):
+        sizes = (10, PAIRS, "made")
+        script = [sys.executable, ROOT / "tests/benchmark/plain_run.py", kind, MODEL]
+        sides = {
+            "ours": [*ours(kind, 10, PAIRS), *WITH_SCORES],
+            "plain": [*script, folder / "rows", *sizes],
+        }
+        costs: dict[str, list[float]] = {side: [] for side in sides}
+        scores: dict[str, Scores] = {}
+        for _ in range(measure.repeats):
+            for side, command in sides.items():
+                costs[side].append(measure.cost([command]))
+                scores[side] = measure.scores
+        check_same(scores["ours"], scores["plain"])
+        medians = {side: statistics.median(seconds) for side, seconds in costs.items()}
+        name = f"{kind}, 10 steps of {PAIRS}, scored, saved and plotted"
+        print_row(name, medians)
+        pair = (medians["ours"], medians["plain"])
+        measure.keep_mark(name, pair, "a plain script that does the same", 0.9)
+
+
+def read_scores(folder: Path) -> Scores:
+    """The held-out figures before and after, and the logged losses, of the run in a folder."""
+    for file in folder.rglob("scores.json"):
+        scores: Scores = json.loads(file.read_text())
+        lines = file.with_name("metrics.jsonl")
+        if lines.exists():
+            rows = map(json.loads, lines.read_text().splitlines())
+            scores["losses"] = [row["loss"] for row in rows if "loss" in row]
+        return scores
+    return {}
+
+
+def check_same(ours: Scores, plain: Scores) -> None:
+    """Leave with a message where the two sides did not do the same work."""
+    pairs = {"last loss": (ours["losses"][-1], plain["losses"][-1])}
+    for time in ("before", "after"):
+        pairs[f"eval_loss {time}"] = ours[time]["eval_loss"], plain[time]["eval_loss"]
+        # Answers are drawn, so that the share of right ones scatters by a twentieth.
+        right = ours[time]["eval_exact"], plain[time]["eval_exact"]
+        if abs(right[0] - right[1]) > 0.2:
+            raise SystemExit(f"right answers {time}: {right[0]} of ours, {right[1]} of the script")
+    for name, losses in pairs.items():
+        # The trainers shuffle the rows, each by itself, and average unlike batches.
+        if not math.isclose(*losses, rel_tol=0.1):
+            raise SystemExit(f"{name}: {losses[0]} of ours, {losses[1]} of the script")
 
 
 def run(measure: Measure) -> None:
@@ -201,12 +303,9 @@ def run(measure: Measure) -> None:
 # --- The commands of each side --------------------------------------------------------------------
 
 
-def sides_of(
-    kind: str, steps: int, batch: int, folder: Path, *, logs: bool = False
-) -> dict[str, list[list[object]]]:
-    """The command of each side; ours evaluates nothing if ``logs`` says that only steps count."""
-    command = [*ours(kind, steps, batch), "learning_rate=1e-4", "output_root=made"]
-    command += ["metric=none", "dataset.split.eval=null"] if logs else ["dataset.limit.eval=100"]
+def sides_of(kind: str, steps: int, batch: int, folder: Path) -> dict[str, list[list[object]]]:
+    """The command of each side; ours scores held-out rows."""
+    command = [*ours(kind, steps, batch), *WITH_SCORES]
     script = [
         sys.executable,
         "script.py",
@@ -218,20 +317,24 @@ def sides_of(
         "made",
     ]
     sides = {"ours": [command], "plain": [script]}
-    return (
-        sides
-        if logs or kind == "sft"
-        else sides | {"trl": [theirs(kind, steps, batch, folder / "rows", 1e-4, 0.1)]}
-    )
+    if kind == "dpo":
+        sides["trl"] = [theirs(kind, steps, batch, folder / "rows", 1e-4, 0.1)]
+    return sides
 
 
-def ours(kind: str, steps: int, batch: int) -> list[object]:
+def ours(kind: str, steps: int, batch: int, python: str | Path = sys.executable) -> list[object]:
     sizes = [f"trainer.args.max_steps={steps}", f"trainer.args.per_device_train_batch_size={batch}"]
-    return [sys.executable, "-m", "runner", f"trainer={kind}", "model=tiny", *sizes]
+    return [python, "-m", "runner", f"trainer={kind}", "model=tiny", *sizes]
 
 
 def theirs(
-    kind: str, steps: int, batch: int, rows: Path, rate: float, coefficient: float
+    kind: str,
+    steps: int,
+    batch: int,
+    rows: Path,
+    rate: float,
+    coefficient: float,
+    python: str | Path = sys.executable,
 ) -> list[object]:
     flags = {
         **{
@@ -255,7 +358,7 @@ def theirs(
         },
     }
     return [
-        Path(sys.executable).parent / "trl",
+        Path(python).parent / "trl",
         kind,
         *itertools.chain(*((f"--{key}", value) for key, value in flags.items())),
     ]

@@ -8,15 +8,16 @@ schedule, log each tenth step, and save the model; all but the script a checkpoi
 loss says that it is the same work: rows come in an order of each one's own, and ms-swift logs the
 first step as well.
 
-run: python tests/benchmark/peers.py                 20 minutes on two cores, and the installation
-at first
-     python tests/benchmark/peers.py --repeats 1 --steps 10 --batch 8
+run: python tests/benchmark/peers.py                 10 steps of DPO: 5 minutes on one core, and the
+                                                     installation at first
+     python tests/benchmark/peers.py --kinds sft dpo --steps 20 --batch 32          20 minutes
 
-Each of the others has an environment of its own under ``~/.cache`` with the release named below and
-what that asks for, and the torch that is installed here. Of one that cannot be installed, or fails,
-the line says why. Torchvision and torchaudio are left out, because there is no build of them for a
-CPU's torch; an empty module stands for the latter, which LLaMA-Factory imports and uses for sound
-alone. So it starts a little sooner than with both.
+Each of them has an environment of its own under ``~/.cache`` with the release named below and what
+that asks for, and the torch that is installed here; ours and TRL's have the versions that are
+installed here. So nobody imports what only another one needs, such as bitsandbytes. Of one that
+cannot be installed, or fails, the line says why. Torchvision and torchaudio are left out, because
+there is no build of them for a CPU's torch; an empty module stands for the latter, which
+LLaMA-Factory imports and uses for sound alone. So it starts a little sooner than with both.
 """
 
 from __future__ import annotations
@@ -33,12 +34,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+import marks
 from overhead import MODEL, PACKAGES, ROOT, Measure, ours, processor, theirs
+from packaging.requirements import Requirement
 from ppo_sides import installed, python_with
 
 LLAMA_FACTORY = "0.9.5"
@@ -46,6 +51,8 @@ SWIFT = "4.6.0"
 KINDS = ("sft", "dpo")
 RATE = 1e-4
 BETA = 0.1
+# Of TRL's command what it needs itself.
+OF_TRL = ("trl", "transformers", "torch", "datasets", "accelerate")
 LENGTH = 1024
 # Settings of all sides, under the names of transformers' arguments.
 SHARED = {
@@ -63,6 +70,7 @@ class Side:
 
     name: str
     command: Callable[[str, int, int], list[object]]
+    mark: float | None = None  # the most that ours may take, as a part of its CPU seconds
     why: str = ""  # it could not be installed
 
 
@@ -71,8 +79,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["dpo"])
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=8)
+    marks.add_option(parser)
     chosen = parser.parse_args()
     compileall.compile_dir(ROOT / "runner", quiet=1)
     print(
@@ -87,21 +97,35 @@ def main() -> None:
         folder = Path(name)
         measure = Measure(folder, chosen.repeats)
         write_rows(folder)
-        sides = [side(folder) for side in (runner, bare, script, trl, llama_factory, swift)]
-        head = " | ".join(f"{kind}: CPU s | ours / it | mean loss" for kind in KINDS)
+        sides = [side(folder) for side in (bare, runner, script, trl, llama_factory, swift)]
+        head = " | ".join(f"{kind}: CPU s | ours / it | mean loss" for kind in chosen.kinds)
         print(
             f"\n{chosen.steps} steps of {chosen.batch}, medians of {chosen.repeats}\n"
-            f"\n| | {head} |\n|---|{'---|' * 6}"
+            f"\n| | {head} |\n|---|{'---|' * 3 * len(chosen.kinds)}"
         )
-        parts = [compare(measure, sides, kind, chosen) for kind in KINDS]
-        for side, *cells in zip(sides, *parts, strict=True):
+        parts = [compare(measure, sides, kind, chosen) for kind in chosen.kinds]
+        columns = [to_cells(sides, figures) for figures in parts]
+        for side, *cells in zip(sides, *columns, strict=True):
             print(f"| {side.name} | {' | '.join(cells)} |")
+        print(f"\n{marks.HEAD}")
+        for kind, figures in zip(chosen.kinds, parts, strict=True):
+            work = f"{kind}, {chosen.steps} steps of {chosen.batch}"
+            note_marks(work, sides, figures, chosen.marks)
+
+
+@dataclass
+class Figures:
+    """What was measured of one side."""
+
+    seconds: float  # the median; not a number where it could not be run
+    loss: str
+    why: str  # it could not be run
 
 
 def compare(
     measure: Measure, sides: list[Side], kind: str, chosen: argparse.Namespace
-) -> list[str]:
-    """The cells of each side, measured in turns; for one that fails, its last words."""
+) -> list[Figures]:
+    """The figures of each side, measured in turns; for one that fails, its last words."""
     costs: list[list[float]] = [[] for _ in sides]
     whys = [side.why for side in sides]
     losses = [""] * len(sides)
@@ -115,10 +139,32 @@ def compare(
                     line for line in reversed(str(error).splitlines()) if line.strip()
                 )[:200]
     medians = [statistics.median(seconds or [math.nan]) for seconds in costs]
-    return [
-        f"{why} | |" if why else f"{cost:.1f} | {medians[0] / cost:.2f} | {loss}"
-        for why, cost, loss in zip(whys, medians, losses, strict=True)
-    ]
+    return [Figures(*of_side) for of_side in zip(medians, losses, whys, strict=True)]
+
+
+def to_cells(sides: list[Side], figures: list[Figures]) -> list[str]:
+    """The cells of each side in the table, beside the first side, which is ours."""
+    cells = []
+    for side in figures:
+        text = f"{side.seconds:.1f} | {figures[0].seconds / side.seconds:.2f} | {side.loss}"
+        cells.append(f"{side.why} | |" if side.why else text)
+    return cells
+
+
+def note_marks(work: str, sides: list[Side], figures: list[Figures], file: Path | None) -> None:
+    """Say each mark: ours without held-out rows, which no other side has, beside that side."""
+    ours_seconds = figures[0].seconds
+    for side, measured in zip(sides, figures, strict=True):
+        if side.mark is not None:
+            figure = marks.Mark(
+                work=f"{work}, by command",
+                measured=ours_seconds / measured.seconds,
+                mark=side.mark,
+                at_least=False,
+                ours=f"{ours_seconds:.1f} s",
+                beside=f"{measured.seconds:.1f} s: {side.name}",
+            )
+            marks.note(figure, file)
 
 
 def mean_loss(states: list[str]) -> str:
@@ -170,7 +216,7 @@ def write_rows(folder: Path) -> None:
 
 def runner(folder: Path) -> Side:
     settings = [f"learning_rate={RATE}", "output_root=made", "dataset.limit.eval=100"]
-    return Side("ours", lambda *how: [*ours(*how), *settings])
+    return Side("ours", lambda *how: [*ours(*how, own_python()), *settings])
 
 
 def bare(folder: Path) -> Side:
@@ -180,25 +226,40 @@ def bare(folder: Path) -> Side:
         "metric=none",
         "dataset.split.eval=null",
     ]
-    return Side("ours, no held-out rows", lambda *how: [*ours(*how), *settings])
+    return Side("ours, no held-out rows", lambda *how: [*ours(*how, own_python()), *settings])
+
+
+@cache
+def own_python() -> Path:
+    """The interpreter of an environment with what this package needs, and no extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = [Requirement(line).name for line in project["dependencies"]]
+    return python_with("ours", [f"{name}=={installed(name)}" for name in names])
+
+
+@cache
+def trl_python() -> Path:
+    """The interpreter of an environment with TRL and what it needs."""
+    wanted = [f"{name}=={installed(name)}" for name in OF_TRL]
+    return python_with(f"trl-{installed('trl')}", wanted)
 
 
 def script(folder: Path) -> Side:
     rows = folder / "rows" / "train.jsonl"
     return Side(
         "plain script",
-        lambda kind, *how: [sys.executable, "script.py", kind.upper(), MODEL, rows, *how, "made"],
+        lambda kind, *how: [own_python(), "script.py", kind.upper(), MODEL, rows, *how, "made"],
     )
 
 
 def trl(folder: Path) -> Side:
     def command(kind: str, steps: int, batch: int) -> list[object]:
-        words = theirs(kind, steps, batch, folder / "trl" / kind, RATE, BETA)
+        words = theirs(kind, steps, batch, folder / "trl" / kind, RATE, BETA, trl_python())
         if kind == "sft":
             del words[(place := words.index("--beta")) : place + 2]
         return words
 
-    return Side(f"`trl` {version('trl')}", command)
+    return Side(f"`trl` {version('trl')}", command, mark=0.55)
 
 
 def llama_factory(folder: Path) -> Side:
@@ -224,7 +285,7 @@ def llama_factory(folder: Path) -> Side:
         (folder / f"{kind}.yaml").write_text(json.dumps(settings))  # which is YAML too
         return [python.with_name("llamafactory-cli"), "train", f"{kind}.yaml"]
 
-    side = Side(f"LLaMA-Factory {LLAMA_FACTORY}", command)
+    side = Side(f"LLaMA-Factory {LLAMA_FACTORY}", command, mark=0.85)
     if python := install(side, "llamafactory", LLAMA_FACTORY, ["torchvision", "torchaudio"]):
         place = subprocess.run(
             [python, "-c", "import torch; print(torch.__path__[0])"], capture_output=True, text=True
@@ -264,7 +325,7 @@ def swift(folder: Path) -> Side:
             *itertools.chain(*((f"--{key}", value) for key, value in settings.items())),
         ]
 
-    side = Side(f"ms-swift {SWIFT}", command)
+    side = Side(f"ms-swift {SWIFT}", command, mark=0.6)
     python = install(side, "ms-swift", SWIFT)
     return side
 

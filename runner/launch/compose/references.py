@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 from runner.config.composition import compose
 from runner.config.resolution import Composed
 from runner.errors import ConfigError, Fault, FolderError
-from runner.report.ranking import choose_objective
 from runner.run import Run
-from runner.run.record import read_run
 from runner.schema.did_you_mean import best_guess
 from runner.schema.literal import number
 from runner.schema.type import shortened
@@ -59,6 +57,9 @@ class References:
 
     def find_best(self, name: object, *, _node_: "Node", _root_: "DictConfig") -> str:
         """The folder of the model of the best run of a name, or of those in a folder."""
+        from runner.report.ranking import choose_objective
+        from runner.run.record import read_run
+
         key = str(_node_._get_full_key(None))
         group = Path(str(name)).expanduser()
         if not group.is_dir():
@@ -90,6 +91,8 @@ class References:
         Where none of the runs that are meant can be read, because they are of another format, that
         is the fault, and not that there is no model.
         """
+        from runner.run.record import read_run
+
         finished = finished_runs(root, name)
         meant = finished[-1:] or run_folders(root, name)
         faults = [read_run(folder).faults for folder in meant]

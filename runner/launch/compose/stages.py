@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runner.config.composition import compose, compose_unresolved, read_layers
 from runner.config.menu import Options, read_menu
-from runner.config.override import dotted_key
+from runner.config.override import dotted_key, experiment_files
 from runner.config.provenance import TrustedKeys, list_settings
 from runner.config.resolution import NO_VALUE, Composed
 from runner.errors import ConfigError, Fault, FolderError
@@ -191,6 +191,9 @@ def _add_places(
     faults: Sequence[Fault], composed: Composed, words: Sequence[str], folders: Sequence[Path]
 ) -> list[Fault]:
     """The faults with the line where each key stands, if that is in a file of the user's own."""
+    # Hydra takes a while to say again which files it has composed.
+    if not folders and not experiment_files(words):
+        return list(faults)
     places: dict[str, str] = {}
     for layer in read_layers(words, folders):
         if not layer.file.is_relative_to(MENU):

@@ -5,7 +5,7 @@ from typing import Any
 from runner.config.adapter_rate import FACTOR
 from runner.config.build import build
 from runner.config.experiment import AdapterPart, Experiment
-from runner.model.check_config import overrides_answers
+from runner.model.node import overrides_answers
 from runner.schema.source import has_method
 
 

@@ -10,8 +10,9 @@ from runner.config.experiment import Experiment
 from runner.errors import Fault, FolderError
 from runner.generate.sampler import Model
 from runner.io.files import JsonObject, display_path, shipped
-from runner.model.check import LOADER, NEW
+from runner.model.check import NEW
 from runner.model.model_files import OWN_ADAPTER
+from runner.model.node import LOADER
 from runner.reward.outcome import best_device
 from runner.run.weights import Weights
 from runner.schema.text import Node
