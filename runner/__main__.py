@@ -16,7 +16,7 @@ from typing import Any
 from runner.command._help import asked_verb, help_text
 from runner.config.working_folder import add_working_folder, find_menu_here
 from runner.errors import take_error_file
-from runner.io.temporary import lasting, uncollected
+from runner.io.temporary import kept_uncollected, uncollected
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Nothing has to be saved before the worker begins.
         with dispatch.watched():
             stages = _import("runner.launch.compose.stages")
-            with lasting():
+            with kept_uncollected():
                 runs = stages.compose_runs(line.overrides, line.folders)
             start_runs = _import("runner.launch.start_runs")
             code = start_runs.start_runs(runs, dry_run=line.dry_run, debug=line.debug)
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # between two runs, where no worker listens
         return 130
     except Exception as error:
-        with lasting():
+        with kept_uncollected():
             from runner.command._ending import print_end
             from runner.command._versions import blame_versions
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _import(name: str) -> Any:
     """A module of ours by its dotted name; what an import makes stays, so no garbage is sought."""
-    with lasting():
+    with kept_uncollected():
         return import_module(name)
 
 

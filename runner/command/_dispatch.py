@@ -8,7 +8,7 @@ from importlib import import_module
 from runner.command import WORKING, CommandLine
 from runner.command._words import read_command_line
 from runner.errors import EnvironmentFault
-from runner.io.temporary import lasting
+from runner.io.temporary import kept_uncollected
 from runner.launch.compose import sweep_axes
 
 
@@ -41,7 +41,7 @@ def watched() -> Iterator[None]:
 def do_other(line: CommandLine) -> int:
     """Do what a command says that is not one training, and return the exit code."""
     if line.inspect:
-        with lasting():
+        with kept_uncollected():
             shown: int = import_module("runner.command._inspect").inspect(line)
         return shown
     if line.verb != "train":

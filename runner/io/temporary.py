@@ -34,7 +34,7 @@ def uncollected() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def lasting() -> Iterator[None]:
+def kept_uncollected() -> Iterator[None]:
     """Keep Python from looking for garbage inside, and ever after among what is there by then.
 
     For what stays as long as the process. Without this the first search behind it would go through

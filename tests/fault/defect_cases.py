@@ -801,7 +801,7 @@ DEFECTS = (
         "A bad row is told by its place in a batch or among the shuffled rows, "
         "and not by that in the source.",
         "runner/dataset/converted_rows.py",
-        "[numbers_in_source[index] for index in indices]",
+        "numbers_in_source[indices].tolist()",
         "list(range(len(indices)))",
         tests=(
             "tests/test_dataset.py::test_bad_rows_have_the_number_that_they_have_in_the_source",
@@ -1021,8 +1021,8 @@ DEFECTS = (
         "population_deviation",
         "The deviation over seeds is that of a population, and too small for a few of them.",
         "runner/report/number.py",
-        "from statistics import stdev\n",
-        "from statistics import pstdev as stdev\n",
+        "fsum(squares) / (len(values) - 1)",
+        "fsum(squares) / len(values)",
         tests=("tests/test_sweep_report.py::test_seeds_become_a_mean_and_a_spread",),
     ),
     Defect(
