@@ -8,7 +8,7 @@ from tiny_ppo import farthest, letter_model, letter_trainer, lora, weights
 
 from runner.model import padding_free
 from runner.model.padding_free import make_padding_free, to_line_arguments
-from runner.ppo import token_logprobs
+from runner.ppo import PPOTrainer, token_logprobs
 from runner.ppo.last_layer import READ_POSITIONS, leave_out_unread
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2], [6, 2], [5, 3, 5, 8, 9]]
@@ -116,3 +116,13 @@ def test_the_update_is_that_of_whole_layers(tmp_path, monkeypatch, case):
         trainer.train()
         updates.append(weights(trainer))
     assert farthest(*updates) < 1e-4
+
+
+@pytest.mark.parametrize("leaves_out", [True, False])
+def test_a_training_that_began_before_computes_all_of_the_last_layer(
+    leaves_out, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(PPOTrainer, "leaves_out_unread", leaves_out)
+    trunk = letter_trainer(tmp_path).actor_critic.backbone.trunk
+    hooks = [part for part in trunk.modules() if part._forward_pre_hooks]
+    assert bool(hooks) is leaves_out

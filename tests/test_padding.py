@@ -23,6 +23,7 @@ LABELLED = [
     {"prompt": "l", "completion": "mnopqrst", "label": False},
     {"prompt": "efghij", "completion": "kl", "label": True},
 ]
+ALONE = types.SimpleNamespace(world_size=1, deepspeed=None, torch_compile=False)
 ROWS = {"SFT": LABELLED, "DPO": PAIRS, "KTO": LABELLED, "Reward": PAIRS}
 
 
@@ -93,7 +94,7 @@ def widths_of(trainer):
 def test_loss_figures_and_gradients_are_those_of_the_padded_batch(kind, family, tmp_path):
     trainer = trainer_of(kind, tmp_path, model_of(kind, family))
     padded = step(trainer)
-    assert skip_padding([trainer.model, getattr(trainer, "ref_model", None)])
+    assert skip_padding([trainer.model, getattr(trainer, "ref_model", None)], ALONE)
     shapes = widths_of(trainer)
     assert_equal_to_rounding(step(trainer), padded)
     assert {rows for rows, _ in shapes} == {1}
@@ -104,7 +105,7 @@ def test_an_adapter_and_its_base_leave_it_out(kind, tmp_path):
     adapter = LoraConfig(target_modules="all-linear")
     trainer = trainer_of(kind, tmp_path, model_of(kind), peft_config=adapter)
     padded = step(trainer)
-    assert skip_padding([trainer.model])
+    assert skip_padding([trainer.model], ALONE)
     shapes = widths_of(trainer)
     assert_equal_to_rounding(step(trainer), padded)
     assert {rows for rows, _ in shapes} == {1}
@@ -115,7 +116,7 @@ def test_rows_that_are_padded_on_the_left_keep_their_positions():
     ids = torch.tensor([[PAD, PAD, 1, 2], [3, 4, 5, 6]])
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
     before = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-    assert skip_padding([model])
+    assert skip_padding([model], ALONE)
     after = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     assert torch.allclose(after[mask.bool()], before[mask.bool()], atol=1e-5)
 
@@ -138,7 +139,7 @@ def test_other_passes_are_the_same_to_the_bit(given):
     model = letter_model()
     ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
     before = model(input_ids=ids, **given).logits
-    assert skip_padding([model])
+    assert skip_padding([model], ALONE)
     assert torch.equal(model(input_ids=ids, **given).logits, before)
 
 
@@ -168,8 +169,16 @@ def test_other_passes_are_the_same_to_the_bit(given):
     ],
 )
 def test_models_that_cannot_are_left_alone(model):
-    assert not skip_padding([letter_model(), model])
+    assert not skip_padding([letter_model(), model], ALONE)
     assert not model._forward_hooks
+
+
+@pytest.mark.parametrize(
+    "change", [{"world_size": 2}, {"deepspeed": "ds.json"}, {"torch_compile": True}]
+)
+def test_several_processes_and_compiled_models_compute_it(change):
+    args = types.SimpleNamespace(**vars(ALONE) | change)
+    assert not skip_padding([letter_model()], args)
 
 
 def test_a_line_holds_its_tokens_and_puts_states_back():
@@ -196,5 +205,4 @@ def test_a_run_goes_on_as_its_steps_began(manifest, choice, skips):
     run = types.SimpleNamespace(
         experiment=types.SimpleNamespace(trainer=part, resume=None), manifest=lambda: manifest
     )
-    args = types.SimpleNamespace(world_size=1, deepspeed=None, torch_compile=False)
-    assert wants_no_padding(run, args) is skips
+    assert wants_no_padding(run) is skips

@@ -1,4 +1,4 @@
-"""What all runs need, done once for all processes that are forked from this one."""
+"""Work that all runs need, done once for all processes that are forked from this one."""
 
 import contextlib
 import functools

@@ -76,8 +76,13 @@ class ActorCritic(nn.Module):
             for name in ("logprobs", "reference_logprobs", "values"):
                 register_fsdp_forward_method(self, name)
 
-    def make_padding_free(self, reference: TokenLogProbs | None) -> bool:
-        """Have policy, critic and reference take rows that lie end to end, if all can."""
+    def make_padding_free(
+        self, reference: TokenLogProbs | None, *, leaves_out_unread: bool = True
+    ) -> bool:
+        """Have policy, critic and reference take rows that lie end to end, if all can.
+
+        Their last layers then leave out what nothing reads, if ``leaves_out_unread``.
+        """
         models = [self.backbone]
         if reference is not None:
             models.append(reference)
@@ -90,8 +95,9 @@ class ActorCritic(nn.Module):
             with evaluating(trunk):
                 if not make_padding_free(trunk):
                     return False
-        for trunk in trunks:
-            leave_out_unread(trunk)
+        if leaves_out_unread:
+            for trunk in trunks:
+                leave_out_unread(trunk)
         return True
 
     @property

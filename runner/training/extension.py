@@ -56,6 +56,8 @@ class BeforeTrainer(Trainer):
 
     def __init__(self, *args: object, hooks: Hooks, **kwargs: object):
         self.hooks = hooks
+        if hasattr(self, "leaves_out_unread"):
+            self.leaves_out_unread = hooks.skips_padding
         super().__init__(*args, **kwargs)
         self.try_to_skip_padding()
 
@@ -63,7 +65,10 @@ class BeforeTrainer(Trainer):
         """Have the models leave out the padding of a batch, if it is wanted and all of them can."""
         if self.skips_padding is None:
             models = [self.model, getattr(self, "ref_model", None)]
-            self.skips_padding = self.hooks.skips_padding and skip_padding(models)
+            does_itself = hasattr(self, "leaves_out_unread")
+            self.skips_padding = self.hooks.skips_padding and (
+                does_itself or skip_padding(models, self.args)
+            )
 
     def compute_ref_log_probs(self, model: nn.Module, inputs: Any) -> Any:
         """Compute the trainer's own, which some trainers do once, before they are built."""

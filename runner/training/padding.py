@@ -75,7 +75,7 @@ class Line:
         return padded.index_copy(0, self.places_N, states_NH).view(rows, width, hidden)
 
 
-def wants_no_padding(run: Run, args: TrainingArguments) -> bool:
+def wants_no_padding(run: Run) -> bool:
     """True where the passes of a run are to leave out padding, if its models can.
 
     A run that goes on does as its steps began, also those of another run: those of an earlier
@@ -84,8 +84,6 @@ def wants_no_padding(run: Run, args: TrainingArguments) -> bool:
     choice = run.experiment.trainer.skip_padding
     if choice is not None:
         return choice
-    if args.world_size > 1 or args.deepspeed or args.torch_compile:
-        return False
     for beginning in _manifests_of_steps(run):
         if "padding" in beginning:
             is_skipped: bool = beginning["padding"] == SKIPPED
@@ -104,11 +102,13 @@ def _manifests_of_steps(run: Run) -> Iterator[JsonObject]:
             yield earlier.manifest()
 
 
-def skip_padding(models: Iterable[nn.Module | None]) -> bool:
+def skip_padding(models: Iterable[nn.Module | None], args: TrainingArguments) -> bool:
     """Have the passes of a trainer's models leave out padding, where all of them can.
 
     Returns whether they do. A model that two roles share is taken once.
     """
+    if args.world_size > 1 or args.deepspeed or args.torch_compile:
+        return False
     distinct = {id(model): model for model in models if model is not None}
     for model in distinct.values():
         if not isinstance(model, PreTrainedModel | PeftModel) or not _can_skip(model):

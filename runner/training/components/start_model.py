@@ -1,4 +1,4 @@
-"""What the configuration says of the model that a training begins with; nothing is loaded here."""
+"""Parts of the configuration that concern the model of a training; nothing is loaded here."""
 
 from typing import Any
 
