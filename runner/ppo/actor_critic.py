@@ -77,7 +77,7 @@ class ActorCritic(nn.Module):
                 register_fsdp_forward_method(self, name)
 
     def make_padding_free(
-        self, reference: TokenLogProbs | None, *, leaves_out_unread: bool = True
+        self, reference: TokenLogProbs | None, leaves_out_unread: bool = True
     ) -> bool:
         """Have policy, critic and reference take rows that lie end to end, if all can.
 

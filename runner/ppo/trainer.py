@@ -156,12 +156,10 @@ class PPOTrainer(Trainer):
         check_distribution(self)
         self.vllm = build_rollout_engine(self)
         self.ref_logprobs = place_frozen(self)
-        # Where all models of an update can. Measured on a CPU, it saves an eighth of the time with
-        # a wider model.
+        # Where all models can; on a CPU it saved an eighth of the time with a wider model.
         with self.accelerator.autocast():
-            self.padding_free = self.actor_critic.make_padding_free(
-                self.ref_logprobs, leaves_out_unread=self.leaves_out_unread
-            )
+            make_free = self.actor_critic.make_padding_free
+            self.padding_free = make_free(self.ref_logprobs, self.leaves_out_unread)
         if self.is_fsdp_enabled:
             for frozen in [*self.rewards.models, *as_list(self.reference)]:
                 prepare_fsdp(frozen, self.accelerator)
