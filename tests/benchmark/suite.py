@@ -32,15 +32,24 @@ from pathlib import Path
 from marks import HEAD, read
 from overhead import PACKAGES, processor
 
-# The words of each script, those that take longest first.
+# The words of each script, in the order in which two at a time end soonest.
 SCRIPTS = {
     "ppo": ["ppo_speed.py"],
-    "unlike": ["unlike.py"],
-    "online": ["sampler_speed.py", "--size", "tiny", "--trainer", "grpo", "rloo"],
-    "startup": ["overhead.py"],
-    "peers": ["peers.py"],
-    "runs": ["many_runs.py", "1000", "10000"],
+    "use": ["use.py"],
+    "rows": ["rows.py", "--kinds", "sft", "--sizes", "20000", "200000", "--repeats", "1"],
+    "pairs": ["rows.py", "--kinds", "dpo", "--repeats", "1"],
     "growth": ["growth.py"],
+    "unlike": ["unlike.py", "--repeats", "1"],
+    "online": [
+        *["sampler_speed.py", "--size", "tiny", "--shape", "short", "groups"],
+        *["--trainer", "grpo", "rloo", "--side", "runner", "plain"],
+    ],
+    "sweep": ["sweep.py"],
+    "runs": ["many_runs.py", "1000", "10000"],
+    "start": ["overhead.py", "--only", "startup", "fixed"],
+    "peers": ["peers.py"],
+    "step": ["step.py"],
+    "speed_max": ["speed_max.py"],
 }
 
 
