@@ -454,6 +454,48 @@ def test_source_that_is_no_python(module):
     assert read_signature("pkg.f") is None
 
 
+def test_what_looks_like_a_definition_in_a_text_is_none(module):
+    module(
+        """
+        TEXT = '''
+        class Hidden:
+            pass
+        '''
+        class Shown:
+            def __init__(self, kept=1): ...
+        """
+    )
+    assert find_definition("pkg.Hidden") is None
+    assert list(read_signature("pkg.Shown").parameters) == ["kept"]
+
+
+def test_decorators_on_several_lines_belong_to_their_class(module):
+    module(
+        """
+        import dataclasses
+
+        @dataclasses.dataclass(
+            frozen=True,
+        )
+        # a word on it
+        class Settings:
+            size: int = 1
+
+        if True:
+            @dataclasses.dataclass
+            class Inner:
+                depth: int = 2
+        """
+    )
+    assert list(read_signature("pkg.Settings").parameters) == ["size"]
+    assert list(read_signature("pkg.Inner").parameters) == ["depth"]
+
+
+def test_a_function_that_is_no_python_among_others_is_not_found(module):
+    module("class Fine: ...\n\n\ndef wrong(:\n    pass\n")
+    assert find_definition("pkg.wrong") is None
+
+
 def test_annotations(module):
     module(
         """

@@ -43,6 +43,11 @@ METHOD = re.compile(
     r"(?:(?<=[(,])\n(?:\1 (?:[^\n*]|\*(?!\*))*\n)+\1\)[^\n]*)?:)\n((?:\1 .*\n|[ \t]*\n)+)",
     re.MULTILINE,
 )
+# A class or function of a module, with its decorators and all lines that belong to it.
+BLOCK = re.compile(
+    r"^(?:@.*\n(?:[ \t)#].*\n|\n)*)*(?:async )?(def|class) (\w+).*\n(?:(?:[ \t)#].*)?\n)*",
+    re.MULTILINE,
+)
 # Beyond this number of star imports only those that look likely are opened for a did-you-mean.
 MAX_STARS = 20
 Answer = TypeVar("Answer")
@@ -91,7 +96,15 @@ class Module:
 
     @property
     def bindings(self) -> dict[str, Binding]:
+        """The names that this module binds; ``binding`` has all of a class or a function."""
         return _bindings(self, self.changed).names
+
+    def binding(self, name: str) -> Binding | None:
+        """The meaning that this module gives to a name; None where it binds no such name."""
+        binding = self.bindings.get(name)
+        if self.file and isinstance(binding, ast.ClassDef | Function):
+            return _parse_block(self.file, self.changed, binding)
+        return binding
 
     @property
     def stars(self) -> list[str]:
@@ -103,6 +116,14 @@ class Module:
         if self.file:
             return _parse(self.file, self.changed)
         return ast.Module([], [])
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A module whose classes and functions are only named in its tree, to be parsed when asked."""
+
+    tree: ast.Module
+    blocks: dict[int, str]  # the source of those by the lines on which they begin
 
 
 @dataclass(frozen=True)
@@ -187,7 +208,7 @@ def look_up(
     visited |= {key}
     if module.file is None and not module.folders:
         return Definition(module, name)
-    binding = module.bindings.get(name)
+    binding = module.binding(name)
     if binding is not None:
         return _follow_binding(name, binding, module, visited)
     submodule = _submodule(module, name) if submodules else None
@@ -369,6 +390,64 @@ def _parse(file: Path, changed: int) -> ast.Module:
     return parse_module(without_bodies(text)) or parse_module(text) or ast.Module([], [])
 
 
+@functools.lru_cache(maxsize=4096)
+def _read_outline(file: Path, changed: int) -> Outline:
+    """The outline of a file, for most of what it defines is never asked for."""
+    text = _read(file, changed)
+    blocks: dict[int, str] = {}
+    parts = []
+    line = 1
+    end = 0
+    for match in BLOCK.finditer(text):
+        before = text[end : match.start()]
+        block = match[0]
+        if _cuts_text(before) or _cuts_text(block):
+            return Outline(_parse(file, changed), {})
+        line += before.count("\n")
+        blocks[line] = block
+        kind, name = match.groups()
+        stub = f"class {name}: ..." if kind == "class" else f"def {name}(): ..."
+        lines = block.count("\n")
+        parts += [before, stub, "\n" * lines]
+        line += lines
+        end = match.end()
+    parts.append(text[end:])
+    outline = "".join(parts)
+    tree = parse_module(without_bodies(outline)) or parse_module(outline)
+    if tree is None:
+        return Outline(_parse(file, changed), {})
+    for statement in tree.body:
+        # A decorator that was not taken for a part of its block.
+        if isinstance(statement, ast.ClassDef | Function) and statement.decorator_list:
+            return Outline(_parse(file, changed), {})
+    return Outline(tree, blocks)
+
+
+def _cuts_text(part: str) -> bool:
+    """True for a part of a module that may begin or end within a text of several lines."""
+    return part.count('"""') % 2 == 1 or part.count("'''") % 2 == 1
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse_block(
+    file: Path, changed: int, binding: ast.ClassDef | Function
+) -> ast.ClassDef | Function | None:
+    """All of a class or function that may only be named in the outline of its file.
+
+    None where the file is no Python.
+    """
+    block = _read_outline(file, changed).blocks.get(binding.lineno)
+    if block is None:  # it stands below an ``if``, and is there
+        return binding
+    above = "\n" * (binding.lineno - 1)
+    tree = parse_module(above + without_bodies(block)) or parse_module(above + block)
+    statements = tree.body if tree else _parse(file, changed).body
+    for statement in statements:
+        if isinstance(statement, ast.ClassDef | Function) and statement.name == binding.name:
+            return statement
+    return None
+
+
 def without_bodies(text: str, kept: str | None = None) -> str:
     """The text of a module, line by line as it was, but without the bodies of most methods.
 
@@ -387,7 +466,8 @@ def without_bodies(text: str, kept: str | None = None) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _bindings(module: Module, changed: int) -> Bindings:
-    return _collect(module.tree.body, module)
+    tree = _read_outline(module.file, changed).tree if module.file else module.tree
+    return _collect(tree.body, module)
 
 
 def _collect(body: list[ast.stmt], module: Module) -> Bindings:
