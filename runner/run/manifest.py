@@ -5,7 +5,9 @@ import functools
 import logging
 import os
 import platform
+import re
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,10 +84,8 @@ def uses_of(cfg: Mapping[str, Any]) -> dict[str, str]:
 
 def installed_version(name: str) -> str | None:
     """The version of an installed package; None where it is not installed."""
-    from importlib import metadata  # a twelfth of the time of a short command
-
     # The manifest of others may hold any name, which is a ValueError here.
-    with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
+    with contextlib.suppress(ModuleNotFoundError, ValueError):
         return read_version(name)
     return None
 
@@ -96,9 +96,38 @@ def read_version(name: str) -> str:
 
     Nothing is remembered of a package that is missing: a notebook may install it.
     """
-    from importlib import metadata
+    version = _version_of_folder(name)
+    if version:
+        return version
+    from importlib import metadata  # a twelfth of the time of a short command
 
     return metadata.version(name)
+
+
+def _version_of_folder(name: str) -> str:
+    """The version in the name of the folder that pip installs a package's metadata into.
+
+    Empty where there is no such folder, or several, or its version may be spelt otherwise.
+    """
+    beginning = name.replace("-", "_") + "-"
+    for place in sys.path:
+        try:
+            folders = os.listdir(place or ".")
+        except OSError:  # an archive, or no folder at all
+            continue
+        versions = []
+        for folder in folders:
+            if not folder.startswith(beginning):
+                continue
+            version, _, ending = folder.removeprefix(beginning).rpartition(".")
+            if ending == "egg-info":  # by another tool
+                return ""
+            if ending == "dist-info" and os.path.isfile(os.path.join(place, folder, "METADATA")):
+                versions.append(version)
+        if versions:
+            is_plain = len(versions) == 1 and re.fullmatch(r"[0-9a-z.+]+", versions[0])
+            return versions[0] if is_plain else ""
+    return ""
 
 
 def run_git(*words: str, text: str | None = None, folder: Path | None = None) -> str | None:

