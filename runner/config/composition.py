@@ -173,11 +173,8 @@ def compose_unresolved(
     ConfigError.refuse(find_choice_faults(parse(overrides), menu))
     parsed = parse(force(overrides, menu))
     values = _find_values(parsed, menu)
-    words = [override.input_line for override in parsed if override not in values]
     with as_config_errors():
-        stamps = _read_stamps(folders, words)
-        composed = _compose_choices(tuple(words), tuple(folders), stamps)
-        cfg = copy.deepcopy(composed)
+        cfg = copy.deepcopy(_compose_groups(parsed, values, folders))
         set_values(cfg, values)
     if cfg.get("experiment"):
         raise ConfigError(not_global(f"experiment/{cfg.hydra.runtime.choices.experiment}"))
@@ -201,15 +198,27 @@ def compose_unresolved(
     return cfg, choices
 
 
+def _compose_groups(
+    parsed: "Sequence[Override]", values: "Sequence[Override]", folders: Sequence[Path]
+) -> "DictConfig":
+    """The config that Hydra makes of all overrides but those values; others have it, too."""
+    words = [override.input_line for override in parsed if override not in values]
+    stamps = _read_stamps(folders, words)
+    return _compose_choices(tuple(words), tuple(folders), stamps)
+
+
 def _read_stamps(folders: Sequence[Path], words: Sequence[str]) -> Stamps:
     """The YAML files that words may compose; one that was written since is composed anew."""
     stamps = []
     for root in (*folders, MENU):
-        for file in sorted(Path(root).resolve().rglob("*.yaml")):
-            stamps.append((str(file), file.stat().st_mtime_ns))
+        for folder, _, names in os.walk(os.path.realpath(root)):
+            for name in names:
+                if name.endswith(".yaml"):
+                    file = os.path.join(folder, name)
+                    stamps.append((file, os.stat(file).st_mtime_ns))
     for file_name in experiment_files(words):
         stamps.extend(stamp_files(file_name).items())
-    return tuple(stamps)
+    return tuple(sorted(stamps))
 
 
 def _find_values(parsed: "Sequence[Override]", menu: Options) -> "list[Override]":
@@ -287,9 +296,14 @@ def as_yaml(overrides: Sequence[str], folders: Sequence[Path] = ()) -> str:
     """The text that ``--cfg job`` shows of these overrides."""
     from omegaconf import OmegaConf
 
-    cfg, _ = compose_unresolved(overrides, folders)
-    keys = [key for key in cfg if key != "hydra"]
-    text: str = OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, keys))
+    menu = read_menu(folders)
+    parsed = parse(force(overrides, menu))
+    values = _find_values(parsed, menu)
+    composed = _compose_groups(parsed, values, folders)
+    keys = [key for key in composed if key != "hydra"]
+    cfg = OmegaConf.masked_copy(composed, keys)
+    set_values(cfg, values)
+    text: str = OmegaConf.to_yaml(cfg)
     return text
 
 

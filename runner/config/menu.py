@@ -1,5 +1,6 @@
 """The menu of configs: the options that each group of a configuration offers."""
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,13 +18,26 @@ def read_menu(folders: Sequence[Path] = ()) -> Options:
     """Every group with the names of its options, those of the user's own folders included."""
     options: dict[str, set[str]] = {}
     for root in (*folders, MENU):
-        for file in root.glob("*/*.yaml"):
-            if file.is_file():
-                options.setdefault(file.parent.name, set()).add(file.stem)
+        if not root.is_dir():
+            continue
+        for group in os.listdir(root):
+            for file in _list_files(os.path.join(root, group)):
+                name, ending = os.path.splitext(file)
+                if ending == ".yaml":
+                    options.setdefault(group, set()).add(name)
     sorted_options = {}
     for group in sorted(options):
         sorted_options[group] = sorted(options[group])
     return sorted_options
+
+
+def _list_files(folder: str) -> list[str]:
+    """The names of the files of a folder; none where it is no folder."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries if entry.is_file()]
+    except OSError:
+        return []
 
 
 @cache

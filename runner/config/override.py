@@ -34,7 +34,7 @@ HELD = ("dataset", "model")
 # An element of a list, or a key or value of a mapping, with letters beyond ASCII or marks, such as
 # <tokens>, that Hydra's grammar does not know; a blank beyond ASCII is such a letter. Each part is
 # matched once (*+, ++), or the search would take a time that grows with the square of its length.
-BEYOND_ASCII = re.compile(
+BEYOND_ASCII = (  # compiled where it is needed, which takes a hundredth of a short command
     r"""(?<=[\[,:])[ \t\r\n]*+"""
     r"""(?=[^\[\]{}:,'"()=$\x00-\x1f]*[<>\x80-\U0010ffff])"""
     r"""([^\[\]{}:,'"()=$\x00-\x1f]++)"""
@@ -115,7 +115,7 @@ def quote_text(word: str) -> str:
     if key.endswith("_token") and value.startswith("["):
         return quoted
     if value.startswith(("[", "{")):
-        inner = BEYOND_ASCII.sub(r"'\1'", value)
+        inner = re.sub(BEYOND_ASCII, r"'\1'", value)
         return f"{key}={inner}"
     is_call = re.fullmatch(r"\w+\(.*\)", value)
     is_plain = PLAIN.fullmatch(value) and not is_call and value.isprintable()

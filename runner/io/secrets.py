@@ -113,7 +113,7 @@ FORMS = {
         =[^&\s'"<$]{8,}
         )""",
 }
-ANY_FORM = re.compile("|".join(FORMS.values()))
+ANY_FORM = "|".join(FORMS.values())
 
 
 # --- What is a secret ---------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def _hidden_word(word: str, values: tuple[str, ...]) -> str:
 
 def _hidden(text: str, values: tuple[str, ...]) -> str:
     text = ASSIGNED.sub(rf"\1{HIDDEN}", _without(values, text))
-    return ANY_FORM.sub(_mask, text)
+    return re.sub(ANY_FORM, _mask, text)
 
 
 def hidden_source(text: str) -> str:
@@ -204,7 +204,7 @@ def hidden_source(text: str) -> str:
     '+password = "<secret>"; eos_token = "<|im_end|>"'
     """
     text = ASSIGNED_IN_SOURCE.sub(_mask_assigned, without_values(text))
-    return ANY_FORM.sub(_mask, text)
+    return re.sub(ANY_FORM, _mask, text)
 
 
 def _mask_assigned(match: re.Match[str]) -> str:
