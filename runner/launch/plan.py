@@ -149,7 +149,7 @@ class Plan:
 
     @cached_property
     def states(self) -> list[str]:
-        """The state of each task's folder."""
+        """The state of each task's folder when it is first asked for."""
         return [state_of(task.folder) for task in self.tasks]
 
     @property
