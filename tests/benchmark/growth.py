@@ -202,11 +202,9 @@ def exponent(sizes: tuple[int, ...], seconds: list[float], *, is_whole: bool = F
         for size, above in zip(sizes[1:], seconds[1:], strict=True)
     ]
     points = [(math.log(size), math.log(above)) for size, above in grown if above > 0]
-    return (
-        statistics.linear_regression(*zip(*points, strict=True)).slope
-        if len(points) > 1
-        else math.nan
-    )
+    if len(points) < 2:  # hardly any growth
+        return exponent(sizes, seconds, is_whole=True)
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
 # --- A server that rewards ----------------------------------------------------------------------
