@@ -156,7 +156,7 @@ def find_marks(row: str, size: int, cpu: float, peak: float) -> list[marks.Mark]
     if size != MARKED:
         return []
     found = []
-    work = f"{MARKED:,} jobs: {row}"
+    work = f"jobs, {MARKED:,}: {row}"
     if row in MARKS:
         mark = marks.Mark(f"{work}, CPU s", cpu, MARKS[row], at_least=False, ours=f"{cpu:.1f} s")
         found.append(mark)

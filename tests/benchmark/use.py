@@ -426,7 +426,7 @@ def measure_samples(
     seconds = {side: middle(values, "seconds") for side, values in costs.items()}
     for side in list(seconds)[1:]:
         mark = Mark(
-            f"{PROMPTS} prompts x {SAMPLES} samples, beside {side}",
+            f"samples, {SAMPLES} of {PROMPTS} prompts, beside {side}",
             seconds[side] / seconds["ours"],
             1.5,
             ours=f"{seconds['ours']:.1f} s",
