@@ -122,7 +122,7 @@ def test_the_update_is_that_of_whole_layers(tmp_path, monkeypatch, case):
 def test_a_training_that_began_before_computes_all_of_the_last_layer(
     leaves_out, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(PPOTrainer, "leaves_out_unread", leaves_out)
+    monkeypatch.setattr(PPOTrainer, "skips_padding", leaves_out)
     trunk = letter_trainer(tmp_path).actor_critic.backbone.trunk
     hooks = [part for part in trunk.modules() if part._forward_pre_hooks]
     assert bool(hooks) is leaves_out

@@ -42,8 +42,9 @@ def do_other(line: CommandLine) -> int:
     """Do what a command says that is not one training, and return the exit code."""
     if line.inspect:
         with kept_uncollected():
-            shown: int = import_module("runner.command._inspect").inspect(line)
-        return shown
+            from runner.command._inspect import inspect
+
+            return inspect(line)
     if line.verb != "train":
         return _call_verb(line)
     from runner.launch.start_runs import start_sweep

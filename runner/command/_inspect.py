@@ -1,7 +1,6 @@
 """Commands that only print something: the help, the versions, or the configuration."""
 
 import platform
-from importlib import import_module
 
 from runner.command import CommandLine
 from runner.command._help import help_text
@@ -22,7 +21,9 @@ def inspect(line: CommandLine) -> int:
         print(version_text())
         return 0
     try:
-        import_module("runner.command._shown_config").show_config(line)
+        from runner.command._shown_config import show_config
+
+        show_config(line)
     except SystemExit as ended:  # Hydra leaves so after its help
         return int(ended.code or 0)
     return 0

@@ -78,8 +78,8 @@ class PPOTrainer(Trainer):
     """
 
     drops_filled_rows = True  # its evaluation gathers the figures of each row
-    # Set by whoever goes on with a run whose steps were taken otherwise.
-    leaves_out_unread = True
+    # It does so by itself. False where a run goes on whose steps computed all of the last layer.
+    skips_padding: bool | None = True
     # What the completions of a batch's own prompts earned, also of those that are exchanged.
     first_scores_B: Tensor
 
@@ -159,7 +159,7 @@ class PPOTrainer(Trainer):
         # Where all models can; on a CPU it saved an eighth of the time with a wider model.
         with self.accelerator.autocast():
             make_free = self.actor_critic.make_padding_free
-            self.padding_free = make_free(self.ref_logprobs, self.leaves_out_unread)
+            self.padding_free = make_free(self.ref_logprobs, bool(self.skips_padding))
         if self.is_fsdp_enabled:
             for frozen in [*self.rewards.models, *as_list(self.reference)]:
                 prepare_fsdp(frozen, self.accelerator)

@@ -21,10 +21,10 @@ from runner.schema.text import walk
 
 log = logging.getLogger(__name__)
 
-# The words for git that show what is not committed, whatever programs git's settings name.
 # What becomes of the padding of a batch.
 SKIPPED = "skipped"
 COMPUTED = "computed"
+# The words for git that show what is not committed, whatever programs git's settings name.
 CHANGES = ("diff", "--no-ext-diff", "--no-textconv", "HEAD")
 LIBRARIES = (
     "torch",

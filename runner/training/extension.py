@@ -52,12 +52,12 @@ class BeforeTrainer(Trainer):
     drops_filled_rows: bool
     sums: HeldOutSums | None = None
     held_out: Mapping[str, float] | None = None  # figures of an evaluation that is not logged yet
-    skips_padding: bool | None = None  # None until it is tried
+    skips_padding: bool | None
 
     def __init__(self, *args: object, hooks: Hooks, **kwargs: object):
         self.hooks = hooks
-        if hasattr(self, "leaves_out_unread"):
-            self.leaves_out_unread = hooks.skips_padding
+        if self.skips_padding or not hooks.skips_padding:
+            self.skips_padding = hooks.skips_padding
         super().__init__(*args, **kwargs)
         self.try_to_skip_padding()
 
@@ -65,10 +65,7 @@ class BeforeTrainer(Trainer):
         """Have the models leave out the padding of a batch, if it is wanted and all of them can."""
         if self.skips_padding is None:
             models = [self.model, getattr(self, "ref_model", None)]
-            does_itself = hasattr(self, "leaves_out_unread")
-            self.skips_padding = self.hooks.skips_padding and (
-                does_itself or skip_padding(models, self.args)
-            )
+            self.skips_padding = skip_padding(models, self.args)
 
     def compute_ref_log_probs(self, model: nn.Module, inputs: Any) -> Any:
         """Compute the trainer's own, which some trainers do once, before they are built."""
@@ -185,6 +182,8 @@ class AfterTrainer(Trainer):
     _prefix = "eval"  # of the evaluation that runs
     # A trainer that gathers rows, and not means, leaves out those that only fill up a batch.
     drops_filled_rows = False
+    # None until it is tried; True for a trainer that does it by itself.
+    skips_padding: bool | None = None
     held_out: Mapping[str, float] | None = None
     tokens_before = 0.0  # that were trained on before a resume
     resumed_from: str | None = None
